@@ -12,8 +12,8 @@ from envbuild.cli.command import App
 from envbuild.cli.options import CudaSource, Set, VariantName
 
 if TYPE_CHECKING:
+    from envbuild.match.match import ReleaseStack
     from envbuild.match.profiles import FrameworkWheel, Release
-    from envbuild.match.release import ReleaseStack
 
 app = App(
     help="List the known releases of the frameworks, or show the stack of one.",
@@ -75,9 +75,8 @@ def show(
 ) -> None:
     """Show what an image of a release gets: each value with its reason and its source."""
     from envbuild.files import data_folder
-    from envbuild.match.match import MatchOptions
+    from envbuild.match.match import MatchOptions, show_release
     from envbuild.match.profiles import load_profiles
-    from envbuild.match.release import show_release
     from envbuild.match.stack import pairs_of, read_overrides
 
     overrides = read_overrides(pairs_of(set_ or ()))

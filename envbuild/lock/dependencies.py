@@ -41,10 +41,7 @@ def find_conflicts(
     target: Target,
     pins: Mapping[str, str] | None = None,
 ) -> tuple[Conflict, ...]:
-    """Every declared requirement that `pins` do not satisfy, in the wheels' order; requirements of extras do not count.
-
-    `pins` are versions by normalised name; None for those of the wheels.
-    """
+    """Every declared requirement that `pins`, else the wheels' own versions, do not satisfy; extras do not count."""
     versions = {wheel.name: wheel.version for wheel in wheels} if pins is None else pins
     environment = marker_environment(target)
     return tuple(

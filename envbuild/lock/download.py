@@ -41,10 +41,7 @@ def wheel_path(cache: Path, sha256: Digest) -> Path:
 
 
 def forget_damaged(cache: Path, sha256: Digest) -> bool:
-    """Check a cached wheel's hash; remove it and return True if it is damaged.
-
-    OSError where it cannot be read now: then it stays.
-    """
+    """Check a cached wheel's hash, and remove it if it is damaged; OSError where it cannot be read now."""
     path = wheel_path(cache, sha256)
     try:
         state = path.stat()
@@ -113,10 +110,7 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
 
 
 class Arrivals:
-    """Downloads of wheels into the cache, several at once; callers wait only for the wheels that they need.
-
-    Leaving the block stops the downloads that are still running, and leaves no partial file.
-    """
+    """Downloads of wheels into the cache, several at once; leaving the block stops them, without partial files."""
 
     def __init__(
         self,

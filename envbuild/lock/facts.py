@@ -112,10 +112,7 @@ class FactReader:
         return None
 
     def mismatches(self, wheels: Sequence[LockedWheel]) -> list[str]:
-        """Why the RECORD of each of these wheels is wrong; empty where it is right, or the wheel is not here.
-
-        Every file of a wheel that is here is hashed, once.
-        """
+        """Why the RECORD of each wheel is wrong, by the hash of every file; empty if it is not, or there is no file."""
         return in_parallel(self._mismatch, wheels)
 
     def known_mismatch(self, wheel: LockedWheel) -> str:

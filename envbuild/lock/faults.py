@@ -43,7 +43,7 @@ PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel 
 _BUILD_COMMIT = f"let it be built from that commit: --build; or {PUBLISH}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One distribution that cannot be locked."""
 
@@ -98,10 +98,7 @@ class UnlockableError(LockError):
 def diagnose(
     requirement: Requirement, files: Sequence[IndexFile], target: Target, *, offline: bool = False
 ) -> Fault | None:
-    """Say why no wheel for the requirement is among a project's files; None when there is one.
-
-    `offline` says that only folders were asked.
-    """
+    """Say why no wheel for the requirement is among a project's files (of folders, if `offline`); None if one is."""
     reason = _reason(requirement, files, target, "folder" if offline else "index")
     if reason is None:
         return None
@@ -110,19 +107,16 @@ def diagnose(
     sdists = (file for file in usable if not file.is_wheel)
     sdist = max(sdists, key=lambda file: (file.version, file.filename), default=None)
     if newer := newer_glibc((file.filename for file in usable if file.is_wheel), target):
-        return Fault(requirement=str(requirement), why=NEWER_GLIBC, todo="", sdist=sdist, glibc=newer)
+        return Fault(str(requirement), NEWER_GLIBC, "", sdist=sdist, glibc=newer)
     systems = _systems(files) if any(file.is_wheel for file in matching) else set()
     foreign = next(iter(systems)) if len(systems) == 1 else ""
     todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     only = "" if sdist else foreign
-    return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=only)
+    return Fault(str(requirement), reason[0], todo, sdist=sdist, foreign=only)
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
-    """The fault of a distribution that came from no index; None for others.
-
-    An index may have another project under the same name and version, so the name alone proves nothing.
-    """
+    """The fault of a distribution that came from no index, where its name proves nothing; None for others."""
     origin = distribution.origin
     local = origin.url is not None and (origin.url.startswith("file:") or "://" not in origin.url)
     came = {
@@ -134,7 +128,7 @@ def origin_fault(distribution: Distribution) -> Fault | None:
         return None
     why = f"{came}; what an index has under this name need not be the same"
     todo = _BUILD_COMMIT if can_build(distribution) else PUBLISH
-    return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=todo)
+    return Fault(f"{distribution.name}=={distribution.version}", why, todo)
 
 
 def can_build(distribution: Distribution) -> bool:
@@ -154,7 +148,7 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
     address = wheel.url == bare_url(origin.url or "")
     place = "that address now" if address else "the folder" if local_path(wheel.url) else "the index"
     why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_RUNS_OWN)
+    return Fault(f"{wheel.name}=={wheel.version}", why, _RUNS_OWN)
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
@@ -163,7 +157,7 @@ def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     if not allowed or wheel.sha256.hex in allowed:
         return None
     why = f"{wheel.filename} has sha256 {wheel.sha256.hex}, which is not among the record's hashes"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_ALLOWED)
+    return Fault(f"{wheel.name}=={wheel.version}", why, _ALLOWED)
 
 
 def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:

@@ -35,10 +35,7 @@ _CHUNK = 1 << 20
 
 
 def requirements_text(lock: Lock) -> bytes:
-    """A requirements file with one hash for each distribution; equal locks give equal bytes, and no index is named.
-
-    Wheels that no index need have are named by their address.
-    """
+    """A requirements file with hashes; equal locks give equal bytes. Only wheels that no index has have an address."""
     lines = [
         f"# Locked by envbuild for {lock.target}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
@@ -110,10 +107,7 @@ def toml_string(text: str) -> str:
 
 
 def read_held(folder: Path) -> Lock | None:
-    """The lock in a folder; None when there is none.
-
-    LockError when another program wrote it, UsageError where no lock can be written.
-    """
+    """The lock in a folder, if there is one; LockError for another program's, UsageError where none can be written."""
     path = folder / PYLOCK
     for other in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):
         todo = "give another folder by --out, or remove it"

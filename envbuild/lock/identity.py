@@ -131,7 +131,7 @@ def prove(
 
 def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
     """The identity of a distribution of the run that the lock does not have in its version."""
-    known = absent.get(name, Absent(why="it is not among what was locked"))
+    known = absent.get(name, Absent("it is not among what was locked"))
     successor = {name, canonicalize_name(known.successor)}
     wheel = next((it for it in locked.wheels if it.name in successor), None)
     outcome: Outcome = "replaced" if wheel else "left out"

@@ -356,10 +356,7 @@ class UnreadableError(Exception):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on an index that is read by range requests, so that `zipfile` fetches only what it reads.
-
-    What was fetched is kept.
-    """
+    """A file on an index, read by range requests as `zipfile` asks for it, and kept."""
 
     def __init__(self, client: Client, url: str) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.manifest.packages import Distribution, exact_version, name_of
-from envbuild.match.limits import broken_hand_limits
+from envbuild.match.pins import broken_hand_limits
 from envbuild.match.stack import Gaps
 
 
@@ -78,10 +78,7 @@ def _resolve(
     doubts: Mapping[str, Fault],
     fixed: Mapping[str, Direct],
 ) -> Lock:
-    """Resolve what came from no index in folders only, and all else everywhere; all faults of both at once.
-
-    What is `fixed` is not looked up: where gaps are filled, the resolver reads the requirements of these files.
-    """
+    """Resolve what came from no index in folders only, and all else but `fixed` files everywhere, with all faults."""
     split = gaps is None  # gaps have to be resolved together with everything else
     names = {it: str(canonicalize_name(it.name)) for it in requirements}
     texts = {name: "" if split else it.requirement for name, it in fixed.items()}
@@ -121,9 +118,9 @@ def _known_failures(locked: Lock, gaps: Gaps) -> list[Fault]:
     complete = "set source.complete to true in the manifest that `envbuild convert` writes of it"
     return [
         Fault(
-            requirement=it.pin,
-            why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
-            todo=f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
+            it.pin,
+            f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
+            f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
             f"({it.limit.requirement}) by ==; if the run really had both, {complete}",
         )
         for it in broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)

@@ -137,10 +137,7 @@ class Resolver(Protocol):
 
 
 def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:
-    """The target when no base is given: the run's Python, and `glibc`, else that of the default base.
-
-    Where neither is known, or the framework needs more, the lowest glibc that the framework's wheel accepts.
-    """
+    """The target without a base: the run's Python, and `glibc`, else the default base's or the framework's lowest."""
     lowest = Target(python=stack.python, machine=stack.machine, glibc=stack.glibc_minimum)
     if glibc is not None:
         asked = replace(lowest, glibc=glibc)

@@ -114,10 +114,7 @@ def lock_run(
     options: Options,
     gaps: Gaps | None = None,
 ) -> LockedRun:
-    """Lock a run's requirements for `target`, and prefer the run's own files where an index still has them.
-
-    UnlockableError, a LockError, names everything that cannot be locked.
-    """
+    """Lock a run's requirements, with its own files where an index has them; UnlockableError names every fault."""
     settings = options.settings or read_settings()
     if settings.offline and not settings.find_links:
         what = "there is no place to look: --offline forbids indexes, and no folder is given"
@@ -141,21 +138,14 @@ def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Opt
 
 
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
-    """Add requirements and what they need to a lock without moving anything in it; also the pins that were added.
-
-    LockError names both sides where an extra and the lock exclude each other.
-    """
+    """Add requirements and what they need to a lock without moving anything in it; also the added pins. LockError."""
     settings = options.settings or read_settings()
     with open_question((), locked.target, settings, options.cache) as question:
         return _extend(locked, extras, _resolver(options, settings), question)
 
 
 def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
-    """Lock what requirements add to an environment, with each of its own wheels as a constraint.
-
-    The result has the new wheels alone, and is for the same target. LockError names both sides where a requirement and
-    the environment exclude each other.
-    """
+    """Lock what requirements add to an environment, whose own wheels stay; only the new wheels. LockError."""
     whole, _ = lock_extras(below, tuple(requirements), options)
     names = {it.name for it in below.wheels}
     wheels = tuple(it for it in whole.wheels if it.name not in names)
@@ -205,11 +195,11 @@ def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
-    doubts = {
-        wheel.name: (known.doubt if known else "") or mismatch
-        for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True)
-    }
-    return replace(run, proof=run.proof.doubted({name: doubt for name, doubt in doubts.items() if doubt}))
+    doubts = {}
+    for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True):
+        if doubt := (known.doubt if known else "") or mismatch:
+            doubts[wheel.name] = doubt
+    return replace(run, proof=run.proof.doubted(doubts))
 
 
 def refuse_changed(before: Lock, after: Lock, where: str) -> None:
@@ -326,8 +316,8 @@ def _compare(
         if options.extras:
             locked, added = _extend(locked, options.extras, resolver, question)
         swapped = (it for it in options.changes if it.before)
-        absent = {it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in swapped}
-        absent |= {name: Absent(why=why) for name, why in first.left_out}
+        absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in swapped}
+        absent |= {name: Absent(why) for name, why in first.left_out}
         locked, proof, remarks = prove(locked, distributions, question, options.reporter, absent)
         facts = question.reader.all_facts(locked.wheels)
     conflicts = _conflicts(locked, facts, distributions, options.changes)

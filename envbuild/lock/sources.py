@@ -59,9 +59,9 @@ class Direct:
             return None
         pin, newer = f"{wheel.name}=={wheel.version}", newer_glibc([wheel.filename], target)
         if newer:
-            return Fault(requirement=pin, why=NEWER_GLIBC, todo="", glibc=newer)
+            return Fault(pin, NEWER_GLIBC, "", glibc=newer)
         why = f"the run's wheel {wheel.url} does not fit {target}"
-        return Fault(requirement=pin, why=why, todo=OWN_WHEEL)
+        return Fault(pin, why, OWN_WHEEL)
 
 
 def fetch_direct(
@@ -82,7 +82,7 @@ def fetch_direct(
                 found[name] = _fetch_one(it, settings, cache, folder, reporter)
             except LockError as error:
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
-                found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
+                found[name] = Fault(f"{name}=={it.version}", why, f"{PUBLISH}; or {error.todo}")
     return found
 
 
@@ -138,13 +138,9 @@ def _fetch_one(
     path, link = source or wheel_path(cache, sha256), folder / filename
     link.symlink_to(path)
     wheel = LockedWheel(
-        name=canonicalize_name(distribution.name),
-        version=distribution.version or "",
-        filename=filename,
-        sha256=sha256,
-        size=path.stat().st_size,
+        name=name, version=distribution.version or "", filename=filename, sha256=sha256, size=path.stat().st_size,
         url=url if path.is_relative_to(cache) else path.as_uri(),
-    )
+    )  # fmt: skip
     return Direct(wheel=wheel, path=link, hashed=known is not None)
 
 
@@ -162,6 +158,10 @@ class Commit:
     """Changes to the commit, as `git diff --binary` writes them."""
 
 
+class _BuildFailedError(Exception):
+    """Why a source gives no usable wheel."""
+
+
 def describe_source(source: Commit | LockedWheel) -> str:
     """The commit, or the file name and digest of a source distribution."""
     if isinstance(source, LockedWheel):
@@ -170,32 +170,22 @@ def describe_source(source: Commit | LockedWheel) -> str:
     return f"{source.repository} at {source.commit}{changed}"
 
 
-class _BuildFailedError(Exception):
-    """Why a source gives no usable wheel."""
-
-
 def commit_of(distribution: Distribution) -> Commit | None:
     """The commit of a distribution that came from version control or is editable; None when it is not known."""
     origin = distribution.origin
     if not can_build(distribution) or not distribution.version:
         return None
     return Commit(
-        name=canonicalize_name(distribution.name),
-        version=distribution.version,
-        repository=origin.remote or origin.url or "",
-        commit=origin.commit or "",
-        subdirectory=origin.subdirectory or "",
-        patch=(origin.patch or "") if origin.dirty else "",
-    )
+        name=canonicalize_name(distribution.name), version=distribution.version,
+        repository=origin.remote or origin.url or "", commit=origin.commit or "",
+        subdirectory=origin.subdirectory or "", patch=(origin.patch or "") if origin.dirty else "",
+    )  # fmt: skip
 
 
 def build_wheel(
     source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, reporter: Reporter
 ) -> Path | Fault:
-    """Build a wheel of a commit or an sdist, or take the one that was built before; a Fault says why that failed.
-
-    It runs the project's own build code, as this user. MissingComponentError when git is absent.
-    """
+    """Build a wheel by the project's own code, as this user, or take the one built before; a Fault says why not."""
     identity = asdict(source)
     if isinstance(source, LockedWheel):
         identity = {"filename": source.filename, "sha256": source.sha256.hex}
@@ -217,7 +207,7 @@ def build_wheel(
     except _BuildFailedError as error:
         why = f"no wheel could be built from {describe_source(source)}: {error}"
         todo = "build its wheel where that works and give its folder: --find-links DIR"
-        return Fault(requirement=f"{source.name}=={source.version}", why=why, todo=todo)
+        return Fault(f"{source.name}=={source.version}", why, todo)
     return built
 
 
@@ -303,16 +293,14 @@ def _check_glibc(filename: str, target: Target) -> None:
     """Refuse a native wheel that was built against a newer glibc than the target has."""
     parsed = parsed_wheel(filename)
     host = Target(python=target.python, machine=platform.machine(), glibc=platform.libc_ver()[1] or "2.0")
-    native = parsed is not None and any(tag.platform.startswith("linux_") for tag in parsed[3])
+    native = parsed and any(tag.platform.startswith("linux_") for tag in parsed[3])
     if native and glibc_minor(host) > glibc_minor(target):
         raise _BuildFailedError(f"built here it needs glibc {host.glibc}, the target has {target.glibc}")
 
 
-def _run(command: list[str], environment: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], env: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
     # A group-writable mask would go into the modes of the wheel's files.
-    return subprocess.run(
-        command, env=dict(environment), input=text, capture_output=True, text=True, check=False, umask=0o022
-    )
+    return subprocess.run(command, env=env, input=text, capture_output=True, text=True, check=False, umask=0o022)
 
 
 def _last(output: str) -> str:

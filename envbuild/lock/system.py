@@ -102,10 +102,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
 
 
 def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
-    """Take the run's version of each package where the mirror has it, else apt's choice, with a warning.
-
-    `available` has the versions of each name, apt's choice first; `run` and `base` name their distributions.
-    """
+    """Take the run's version of each package where the mirror has it, else its first one, with a warning."""
     requests, warnings = [], []
     for it in wanted:
         name = next((name for name in spellings(it.name) if available.get(name)), None)

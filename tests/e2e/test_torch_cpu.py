@@ -82,6 +82,7 @@ def test_the_wheels_of_the_index_for_arm64_are_builds_for_the_cpu(version, pytho
     assert [name for name in wheels if name.startswith(("nvidia", "cuda", "triton"))] == []
     with make_client(read_settings()) as client:
         facts = FactReader(client, None).facts(wheels["torch"])
+    assert facts is not None
     needs = [Requirement(it) for it in facts.requires]
     here = {"platform_machine": "aarch64", "platform_system": "Linux", "extra": ""}
     assert needs

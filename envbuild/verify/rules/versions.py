@@ -8,8 +8,8 @@ from functools import cache
 from packaging.version import InvalidVersion, Version
 
 from envbuild.files import data_folder
-from envbuild.match.profiles import Profiles, load_profiles, within
-from envbuild.match.variant import CUDA_WHEEL
+from envbuild.match.profiles import Profiles, load_profiles
+from envbuild.match.run import CUDA_WHEEL
 
 _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)*)")
 _SUFFIX = re.compile(r"-cu(\d\d)\d?\Z")
@@ -96,4 +96,4 @@ def cuda_major(versions: Mapping[str, str | None]) -> str | None:
 
 def cudnn_floor(framework: str, version: str) -> str:
     """The lowest cuDNN that a release takes at run time; empty where none is known. InvalidVersion for no version."""
-    return next((row.minimum for row in profile_data().cudnn_floors if within(row, framework, version)), "")
+    return next((row.minimum for row in profile_data().cudnn_floors if row.covers(framework, version)), "")
