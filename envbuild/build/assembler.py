@@ -72,9 +72,7 @@ class Assembler(Builder):
         cache.look_up(keys.layers, keys.notes)
         needed = self._needed(cache)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
-        arrivals = self.until.enter_context(
-            Arrivals(self.order.cache, report=self.fetched, settings=settings, note=self.report.note)
-        )
+        arrivals = self.until.enter_context(Arrivals(self.order.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)

@@ -137,7 +137,3 @@ class Builder(ABC):
     def pylock(self, run: LockedRun) -> bytes:
         """The lock as it is stamped and lies in the context."""
         return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
-
-    def fetched(self, done: int, total: int, _text: str) -> None:
-        """Report how many bytes of wheels were fetched."""
-        self.report.progress("fetching", done, total)

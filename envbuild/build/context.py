@@ -144,7 +144,7 @@ class ContextBuilder(Builder):
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        with Arrivals(self.order.cache, report=self.fetched, settings=settings, note=self.report.note) as arrivals:
+        with Arrivals(self.order.cache, reporter=self.report, settings=settings) as arrivals:
             arrivals.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
                 arrivals.path(wheel)

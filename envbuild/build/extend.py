@@ -138,10 +138,7 @@ def extended(
     """
     cache = cache or LayerCache(options.cache, note=report.note)
 
-    def fetched(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    with Arrivals(options.cache, report=fetched, settings=options.settings, note=report.note) as arrivals:
+    with Arrivals(options.cache, reporter=report, settings=options.settings) as arrivals:
         arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
         child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
         _tell(child, report)

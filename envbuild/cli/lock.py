@@ -207,11 +207,7 @@ def _download(folder: Path, locked: "LockedRun", options: "Options", progress: P
 
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
-
-    def report(done: int, total: int, _text: str) -> None:
-        progress.progress("fetching", done, total)
-
-    files = fetch(wheels, options.cache, report=report, settings=options.settings)
+    files = fetch(wheels, options.cache, reporter=progress, settings=options.settings)
     fetched = {wheel.sha256: path for wheel, path in files}
     confirmed = confirm(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)

@@ -274,11 +274,7 @@ def _fetch(lock: Lock, shelf: Path, cache: Path, report: Reporter) -> None:
     """Put verified wheels under their names next to a requirements file with their digests."""
     (shelf / WHEELS).mkdir()
     (shelf / "requirements.txt").write_bytes(requirements_text(lock))
-
-    def progress(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    for wheel, path in fetch(lock.wheels, cache, report=progress):
+    for wheel, path in fetch(lock.wheels, cache, reporter=report):
         (shelf / WHEELS / wheel.filename).symlink_to(path.absolute())
     report.note(f"{len(lock.wheels)} wheels of {decimal(sum(it.size for it in lock.wheels))} are here, as locked")
 

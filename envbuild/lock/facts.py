@@ -176,12 +176,10 @@ class FactReader:
 
     def _checked_file(self, wheel: WheelFile) -> Path | None:
         """As `_file`, after checking the hash of a file in the cache."""
-        try:
-            if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
-                return local_path(wheel.url)
-        except OSError:
-            return local_path(wheel.url)
-        return self._file(wheel)
+        with suppress(OSError):
+            if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
+                return self._file(wheel)
+        return local_path(wheel.url)
 
     def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T]) -> T | None:
         if not (self._cache and wheel.sha256):

@@ -22,9 +22,8 @@ _SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
 """`platform.system()` by how a platform tag begins."""
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
 _LABEL_INDEX = (
-    "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
-    " such as by PIP_EXTRA_INDEX_URL or UV_EXTRA_INDEX_URL, or choose the other --variant; the build without the label"
-    " is another one, and is not taken for it"
+    "add the index of the +{label} builds to pip's or uv's settings (PIP_EXTRA_INDEX_URL, UV_EXTRA_INDEX_URL; PyTorch's"
+    " ends in /whl/{label}), or choose the other --variant; the build without the label is another one"
 )
 _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
@@ -78,21 +77,16 @@ class UnlockableError(LockError):
     @property
     def glibc(self) -> str | None:
         """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
-        needed = [fault.glibc for fault in self.faults if fault.glibc]
-        return max(needed, key=Version, default=None)
+        return max((fault.glibc for fault in self.faults if fault.glibc), key=Version, default=None)
 
     def _todo(self) -> str:
         """One glibc for all that need a newer one, then what to do with the others."""
-        older = [fault for fault in self.faults if fault.glibc]
         each = "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
-        if not older:
-            return f"{each}, then run again; nothing was written"
-        each = each if len(older) < len(self.faults) else ""
-        whom = f"the {len(older)} that need a newer glibc" if each else "all of them" if len(older) > 1 else "it"
+        older = [fault for fault in self.faults if fault.glibc]
         build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
-        base = f"take a base with glibc {self.glibc} or later, which serves {whom} (--base; to lock alone, "
-        newer = f"{base}--glibc {self.glibc}){build}"
-        return f"{'; '.join(filter(None, (newer, each)))}, then run again; nothing was written"
+        base = f"take a base with glibc {self.glibc} or later (--base; to lock alone, --glibc {self.glibc}){build}"
+        todo = base if len(older) == len(self.faults) else f"{base}; {each}" if older else each
+        return f"{todo}, then run again; nothing was written"
 
 
 def diagnose(

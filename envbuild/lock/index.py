@@ -188,17 +188,14 @@ def trusted(settings: IndexSettings) -> ssl.SSLContext:
 
     OpenSSL itself reads SSL_CERT_FILE and SSL_CERT_DIR. LockError when a bundle cannot be read.
     """
-    if settings.ca_bundle:
-        try:
-            return _bundle_context(settings.ca_bundle)
-        except OSError as error:
-            what = f"the CA bundle cannot be read: {error}"
-            raise LockError(what, where=f"--ca-bundle {settings.ca_bundle}", todo=_PEM) from error
+    where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
+    todo = "correct SSL_CERT_FILE, or cert in pip's settings"
     try:
+        if settings.ca_bundle:
+            where, todo = f"--ca-bundle {settings.ca_bundle}", _PEM
+            return _bundle_context(settings.ca_bundle)
         return trusted_certificates(settings.certificates)
     except OSError as error:
-        where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
-        todo = "correct SSL_CERT_FILE, or cert in pip's settings"
         raise LockError(f"the CA bundle cannot be read: {error}", where=where, todo=todo) from error
 
 
@@ -285,11 +282,8 @@ def index_file(url: str, *, requires_python: str | None = None, yanked: str | No
         name, version = wheel[:2] if wheel else parse_sdist_filename(filename)
     except (InvalidSdistFilename, InvalidVersion):
         return None
-    algorithm, _, value = parts.fragment.partition("=")
-    try:
-        sha256 = Digest(value.lower()) if algorithm == "sha256" else None
-    except ValueError:
-        sha256 = None
+    digest = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", parts.fragment)
+    sha256 = Digest(digest[1].lower()) if digest else None
     return IndexFile(
         name=name, version=version, filename=filename, url=bare_url(url), sha256=sha256,
         requires_python=requires_python, yanked=yanked,

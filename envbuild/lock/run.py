@@ -321,13 +321,16 @@ def _compare(
         locked, proof, remarks = prove(locked, distributions, question, options.reporter, absent)
         facts = question.reader.all_facts(locked.wheels)
     conflicts = _conflicts(locked, facts, distributions, options.changes)
+    names = {wheel.name for wheel in locked.wheels}
+    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
+    owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
     dropped = {}
     for name in options.dropped:
         dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
         why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
         dropped[name] = f"{REASON}; {why}"
     return LockedRun(
-        lock=replace(locked, owners=_owners(locked, distributions), dropped=options.dropped),
+        lock=replace(locked, owners=tuple(sorted(owners.items())), dropped=options.dropped),
         proof=proof,
         changes=changes,
         added=added,
@@ -355,13 +358,6 @@ def _conflicts(
         replace(it, of_run=same_version(had.get(it.name), it.version) if it.version else had.get(it.name) is None)
         for it in find_conflicts(locked.wheels, facts, locked.target, pins)
     )
-
-
-def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
-    """For paths of several locked distributions, the name of the one whose file the run had."""
-    names = {wheel.name for wheel in locked.wheels}
-    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
-    return tuple(sorted({path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}.items()))
 
 
 def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envbuild.lock.model import PACKAGE_NAME, PACKAGE_VERSION
 from envbuild.manifest.hardware import Native
@@ -50,8 +51,7 @@ class BaseContents:
     """File names of shared libraries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(NamedTuple):
     """What a base lacks of a run's system libraries."""
 
     packages: tuple[RunPackage, ...] = ()
@@ -62,14 +62,11 @@ class Missing:
     """Packages that it has in another version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The packages to take from a mirror."""
+class Chosen(NamedTuple):
+    """Names and versions of the packages to take from a mirror, and warnings where they differ from the run's."""
 
     requests: tuple[tuple[str, str], ...] = ()
-    """Names and versions."""
     warnings: tuple[str, ...] = ()
-    """Where they differ from the run's."""
 
 
 def find_missing(native: Native | None, base: BaseContents) -> Missing:
@@ -81,9 +78,8 @@ def find_missing(native: Native | None, base: BaseContents) -> Missing:
             lacking.append(it)
         elif version != it.version:
             others.append(f"{it.name} {version} (the run had {it.version})")
-    notes = [f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"]
-    warnings = tuple(_without_counterpart(native, base))
-    return Missing(packages=tuple(lacking), warnings=warnings, notes=tuple(notes if others else ()))
+    note = f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"
+    return Missing(tuple(lacking), tuple(_without_counterpart(native, base)), (note,) if others else ())
 
 
 def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:

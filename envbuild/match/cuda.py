@@ -61,8 +61,6 @@ class CudaPlan:
     """The image that brings it; None where a person names it."""
     reason: str = ""
     """Why this source."""
-    alternative: str = ""
-    """Which other one there is."""
     origin: str = ""
     """What the reason rests on."""
 
@@ -111,11 +109,11 @@ def applies(requirement: str, python: str, machine: str) -> bool:
 def cudnn_floor(wheel: FrameworkWheel, profiles: Profiles) -> CudaPart | None:
     """Return the lowest cuDNN that the build takes, and what states it; None where that is not known."""
     if wheel.cudnn_built:
-        return CudaPart(version=wheel.cudnn_built, source=wheel.source)
+        return CudaPart(wheel.cudnn_built, wheel.source)
     rows = (it for it in profiles.cudnn_floors if it.covers("tensorflow", wheel.version))
     if wheel.distribution.startswith("tensorflow") and (row := next(rows, None)):
-        return CudaPart(version=row.minimum, source=row.source)
-    return CudaPart(version=wheel.cudnn, source=wheel.source) if wheel.cudnn else None
+        return CudaPart(row.minimum, row.source)
+    return CudaPart(wheel.cudnn, wheel.source) if wheel.cudnn else None
 
 
 def serves(version: str, floor: str) -> bool:
@@ -151,7 +149,7 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     return (
         Decision("cuda", f"{plan.version}", built + _compare(run.cuda, plan.version), wheel.source),
         Decision("cudnn", value, newest + least, source, warning=differs),
-        Decision("cuda source", plan.source, plan.reason + plan.alternative, plan.origin),
+        Decision("cuda source", plan.source, plan.reason, plan.origin),
     )
 
 
@@ -261,8 +259,7 @@ def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
         requirements=requirements,
         forced=requirements[-1:] if it.overrides.cudnn else (),
         folders=wheel_set.folders,
-        reason=wheel_set.reason,
-        alternative=other,
+        reason=wheel_set.reason + other,
         origin=wheel_set.source,
     )
 

@@ -15,17 +15,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
 from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, applies, decide_cuda, decide_variables, plan_cuda
 from envbuild.match.driver import decide_driver
-from envbuild.match.pins import (
-    Pins,
-    bad_wheels,
-    broken_limits,
-    decide_pins,
-    dropped_from,
-    idle_cuda,
-    lost_label,
-    other_cuda,
-    without_dropped,
-)
+from envbuild.match.pins import Pins, decide_pins, dropped_from, warnings_of, without_dropped
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.run import (
     CPU_LABEL,
@@ -122,9 +112,6 @@ def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
     if accelerator and accelerator.kind == "tpu":
         reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
         return (Decision("accelerator", "TPU", reason, source, warning=True),)
-    if accelerator and accelerator.kind == "none" and accelerator.gpus:
-        reason = f"the record says that there was none, and lists {len(accelerator.gpus)} GPU(s), which are passed over"
-        return (Decision("accelerator", "none", reason, source, warning=True),)
     return ()
 
 
@@ -149,13 +136,7 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
     base = decide_base(wheel, plan, run.python, overrides, profiles)
     paths = tuple(decide_variables(selection, plan, pins.requirements))
     driver = tuple(decide_driver(run, wheel, plan.version, overrides, profiles)) if plan.version else ()
-    warnings = (
-        *lost_label(run, wheel),
-        *broken_limits(run, wheel, profiles),
-        *bad_wheels(pins.requirements, wheel, profiles),
-        *idle_cuda(variant, pins.requirements),
-        *other_cuda(run, wheel, pins.requirements, profiles),
-    )
+    warnings = warnings_of(run, wheel, pins, variant, profiles)
     decisions = (*_facts(run, wheel), *_assumptions(run, options), kind, *decide_cuda(selection, plan), *driver)
     return Stack(
         framework=run.profile.name,
@@ -359,12 +340,17 @@ def show_release(
         why = "the newest that there is a stack for, as none was asked for"
         pairs = ((it, f"{why}; {it.reason.partition('; ')[2]}") for it in decisions)
         decisions = [replace(it, reason=reason) if it.what == "python" else it for it, reason in pairs]
+    remarks = [
+        it for it in sorted(stack.decisions, key=lambda it: not it.warning) if it.warning or it.what not in _VALUES
+    ]
+    lines = [f"{f'{it.what} {it.value}'.rstrip()}: {it.reason}" for it in remarks]
+    lines += [it for it in run.release.notes if not any(it in line for line in lines)]
     hand = [it.requirement for it in profiles.limits if it.covers(wheel.distribution, wheel.version)]
     return ReleaseStack(
         stack=replace(stack, decisions=tuple(decisions)),
         wheel=wheel,
         limits=(*(it for it in wheel.limits if applies(it, stack.python, stack.machine)), *hand),
-        notes=_notes(stack, run.release),
+        notes=tuple(lines),
     )
 
 
@@ -468,11 +454,3 @@ def _first(run: Run, profiles: Profiles, options: MatchOptions, pythons: list[st
         except MatchError as error:
             first = first or error
     raise first or MatchError(f"no stack serves {run}")
-
-
-def _notes(stack: Stack, release: Release) -> tuple[str, ...]:
-    """Warnings first, then whatever is set or left out, then what the release offers and cannot keep."""
-    remarks = sorted(stack.decisions, key=lambda it: not it.warning)
-    remarks = [it for it in remarks if it.warning or it.what not in _VALUES]
-    lines = [f"{f'{it.what} {it.value}'.rstrip()}: {it.reason}" for it in remarks]
-    return (*lines, *(it for it in release.notes if not any(it in line for line in lines)))

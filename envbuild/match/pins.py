@@ -186,7 +186,16 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
     )
 
 
-def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profiles: Profiles) -> Iterator[Decision]:
+    """Yield a warning for each rule that the pins break, and for what the run's other projects lack."""
+    yield from _lost_label(run, wheel)
+    yield from _broken_limits(run, wheel, profiles)
+    yield from _bad_wheels(pins.requirements, wheel, profiles)
+    yield from _idle_cuda(variant, pins.requirements)
+    yield from _other_cuda(run, wheel, pins.requirements, profiles)
+
+
+def _broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
     """Yield each pin of the run that its framework, or another of its distributions, does not allow."""
     pins = {name: version for name, version in run.pins if name not in run.profile.distributions}
     reported = set()
@@ -195,7 +204,7 @@ def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterat
         reason = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
         if limit.breaks:
             reported.add(broken.other)
-        yield _warning("limit", broken.other, reason, limit.source, warning=limit.breaks is not None)
+        yield Decision("limit", broken.other, reason, limit.source, warning=limit.breaks is not None)
     code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
     for text in code.limits:
         requirement, version = Requirement(text), run.version_of(name_of(text))
@@ -204,11 +213,7 @@ def broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterat
             continue
         if is_pep440(version) and not requirement.specifier.contains(version, prereleases=True):
             needs = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: its wheel requires it"
-            yield _warning("limit", pin, f"{needs}; {_REPRODUCED}", code.source)
-
-
-def _warning(what: str, value: str, reason: str, source: str, *, warning: bool = True) -> Decision:
-    return Decision(what, value, reason, source, warning=warning)
+            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", code.source, warning=True)
 
 
 class BrokenLimit(NamedTuple):
@@ -231,15 +236,15 @@ def broken_hand_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iter
                 yield BrokenLimit(f"{name}=={pins[name]}", f"{other}=={pins[other]}", limit)
 
 
-def lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
+def _lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
     """Warn of a build for another CUDA than the index has: its label was lost, or it was not a wheel."""
     if run.built and wheel.cuda and not (is_version(run.built, wheel.cuda) or is_version(wheel.cuda, run.built)):
         reason = f"the run's {run.own} was built with CUDA {run.built}, the wheel of that version with {wheel.cuda}: "
         reason += "a tool that drops labels such as +cu118 recorded it, or another build was installed"
-        yield _warning("build", wheel.pin, reason, "manifest: framework.cuda")
+        yield Decision("build", wheel.pin, reason, "manifest: framework.cuda", warning=True)
 
 
-def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+def _bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
     """Warn of a cuDNN that the framework would refuse, and of wheels of two CUDA in one environment."""
     pins = {name_of(it): it.partition("==")[2] for it in requirements}
     floor, own = cudnn_floor(wheel, profiles), f"{wheel.cuda}".split(".")[0]
@@ -247,31 +252,37 @@ def bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Pro
     if wheel.cuda and floor and is_pep440(cudnn) and not serves(cudnn, floor.version):
         takes = f"{wheel.pin} takes {floor.version} or a later one of the same major version"
         reason = f"{takes}; the run had another one and is reproduced"
-        yield _warning("limit", f"nvidia-cudnn-cu{own}=={cudnn}", reason, floor.source)
+        yield Decision("limit", f"nvidia-cudnn-cu{own}=={cudnn}", reason, floor.source, warning=True)
     for library, file in _SHARED.items():
         names = sorted(it for it in pins if re.fullmatch(rf"nvidia-{library}-cu\d+", it))
         if len(names) > 1:
             reason = f"they all install {file}; the image has the run's, where its record says so, else the last one"
             source = f"files of {' and '.join(names)} on the package index"
-            yield _warning(f"{library} twice", ", ".join(names), reason, source)
+            yield Decision(f"{library} twice", ", ".join(names), reason, source, warning=True)
     libraries = ((name, JAX_PLUGIN.match(name) or _MAJOR.match(name)) for name in pins)
     majors = {match[1] or "13": name for name, match in libraries if match}
     if len(majors) > 1:
         reason = "wheels of two major versions of CUDA are in one environment"
         drivers = [it.minimum for it in profiles.drivers if it.cuda == max(majors, key=int)]
         reason += "".join(f"; the higher one takes driver {it} or later" for it in drivers)
-        yield _warning("cuda twice", ", ".join(majors[it] for it in sorted(majors)), reason, "manifest: distributions")
+        yield Decision(
+            "cuda twice",
+            ", ".join(majors[it] for it in sorted(majors)),
+            reason,
+            "manifest: distributions",
+            warning=True,
+        )
 
 
-def idle_cuda(variant: str, requirements: Iterable[str]) -> Iterator[Decision]:
+def _idle_cuda(variant: str, requirements: Iterable[str]) -> Iterator[Decision]:
     """Warn of CUDA wheels in an image for the CPU."""
     names = [it for it in map(name_of, requirements) if CUDA_WHEEL.match(it) or it.startswith("nvidia-nccl-")]
     if variant == "cpu" and names:
         reason = "the image is for the CPU and keeps these CUDA wheels of the run; --variant cpu leaves them out"
-        yield _warning("unused cuda", ", ".join(names), reason, "manifest: distributions")
+        yield Decision("unused cuda", ", ".join(names), reason, "manifest: distributions", warning=True)
 
 
-def other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:
+def _other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:
     """Warn of frameworks beside the run's own one whose wheels require a CUDA that the image does not have."""
     if wheel.cuda is None:
         return
@@ -280,20 +291,18 @@ def other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], pro
     for row in (it for it in rows if it.machine == run.machine and pins.get(it.distribution) == it.version):
         if row.extra is not None or not row.cuda_requirements:
             continue  # only rows that require CUDA without any extra
-        needs = [it for it in row.cuda_requirements if applies(it, run.python, run.machine)]
-        missing = [it for it in needs if not _has(it, pins, complete=run.complete)]
+        missing = []
+        for it in (it for it in row.cuda_requirements if applies(it, run.python, run.machine)):
+            version = pins.get(name_of(it))
+            if version and is_pep440(version):
+                lacking = not Requirement(it).specifier.contains(version, prereleases=True)
+            else:  # the lock of a record with gaps adds it
+                lacking = not version and run.complete and (version is None or "==" in it)
+            missing += [it] if lacking else []
         if not run.complete and f"{row.cuda}".partition(".")[0] != wheel.cuda.partition(".")[0]:
             reason = f"the lock adds its CUDA {row.cuda} beside the CUDA {wheel.cuda} of {wheel.pin}"
-            yield _warning("cuda twice", row.pin, reason, row.source)
+            yield Decision("cuda twice", row.pin, reason, row.source, warning=True)
         if missing:
             needed = f"its wheel requires {', '.join(missing)}"
             reason = f"{needed}; the image has the CUDA of {wheel.pin}, and others or none of these"
-            yield _warning("cuda of another", row.pin, reason, row.source)
-
-
-def _has(requirement: str, pins: dict[str, str], *, complete: bool) -> bool:
-    """Whether a requirement is met, or will be: the lock of a record with gaps adds it."""
-    version = pins.get(name_of(requirement))
-    if not version:
-        return not complete or (version is not None and "==" not in requirement)
-    return not is_pep440(version) or Requirement(requirement).specifier.contains(version, prereleases=True)
+            yield Decision("cuda of another", row.pin, reason, row.source, warning=True)

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
@@ -37,8 +38,7 @@ _GLIBC = "2.17"
 """The oldest glibc that wheels are made for (manylinux2014)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaPart:
+class CudaPart(NamedTuple):
     """The version of a part of CUDA, and what states it."""
 
     version: str
@@ -71,11 +71,8 @@ class Run:
     built: str | None = None
     """The CUDA that the framework itself says it was built with."""
     cuda: CudaPart | None = None
-    """The CUDA that the run used, where its record says so."""
     cudnn: CudaPart | None = None
-    """The cuDNN that the run used, where its record says so."""
     gpus: tuple[Gpu, ...] = ()
-    """The GPUs that the run saw."""
     gpus_known: bool = True
     """Whether the record says if there were any."""
     build: str = ""
@@ -85,7 +82,6 @@ class Run:
     conda: tuple[tuple[str, str], ...] = ()
     """Normalised names and versions of the Python packages that conda installed."""
     others: tuple[FrameworkProfile, ...] = ()
-    """The other frameworks that were installed."""
     moved: bool = False
     """Whether the image is for another machine than the run's."""
     hypothetical: bool = False
@@ -103,12 +99,8 @@ class Run:
     @property
     def labelled(self) -> str:
         """The framework's own version with its label: `2.1.0+cu118`."""
-        return f"{self.release.version}+{self.label}" if self.label and self.profile.name == "torch" else self.plain
-
-    @property
-    def plain(self) -> str:
-        """The framework's version without a label."""
-        return str(self.release.version)
+        label = f"+{self.label}" if self.label and self.profile.name == "torch" else ""
+        return f"{self.release.version}{label}"
 
     def version_of(self, name: str) -> str | None:
         """The version of a distribution that the run had."""
@@ -210,22 +202,19 @@ def _only_independent(manifest: TrainingManifest, profiles: Profiles) -> Framewo
 
 def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
     names = [it.name for it in manifest.frameworks if it.name != "keras"]
+    own = "other commands take the manifest that `envbuild convert` then writes"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
-        todo = (
-            f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; other commands take the "
-            "manifest that `envbuild convert` then writes"
-        )
+        todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
         return MatchError(what, where="framework", todo=todo)
     pins = [f"{it.name} {it.version}" for it in manifest.distributions]
     more = f" and {len(pins) - _SHOWN} more" if len(pins) > _SHOWN else ""
     listed = f"its distributions are {', '.join(pins[:_SHOWN])}{more}" if pins else "it has no distributions at all"
     what = f"the record names none of {', '.join(it.name for it in profiles.frameworks)}; {listed}"
     todo = (
-        "for scikit-learn, XGBoost and others give --framework none (other commands take the manifest that `envbuild "
-        "convert --framework none` writes); else capture inside the environment that trained the model"
+        "for scikit-learn, XGBoost and others give --framework none; else capture inside the environment that trained"
     )
-    return MatchError(what, where="framework", todo=todo)
+    return MatchError(what, where="framework", todo=f"{todo}; {own}")
 
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
@@ -234,13 +223,9 @@ def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     if unknown:
         lines = (f"{it.name}: {it.origin.url or f'from {it.origin.kind}'}" for it in unknown)
         what = "\n  - ".join(("the record does not say which version these had:", *lines))
-        todo = (
-            "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made of "
-            "it, and give the wheel's folder to pip or uv as find-links"
-        )
-        raise MatchError(what, where="distributions", todo=todo)
-    found = ((canonicalize_name(it.name), it.version or "") for it in manifest.distributions)
-    return tuple(sorted(found))
+        todo = "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made"
+        raise MatchError(what, where="distributions", todo=f"{todo}, and give its folder to pip or uv as find-links")
+    return tuple(sorted((canonicalize_name(it.name), it.version or "") for it in manifest.distributions))
 
 
 def conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
@@ -284,13 +269,13 @@ def _cuda_part(manifest: TrainingManifest, part: str) -> CudaPart | None:
     components = manifest.native.components if manifest.native else ()
     found = [it for it in components if it.name == part]
     for component in sorted(found, key=lambda it: not it.loaded):
-        return CudaPart(version=component.version, source=component.source)
+        return CudaPart(component.version, component.source)
     for name, version in pins_of(manifest):
         if re.fullmatch(_PART_WHEELS[part], name):
-            return CudaPart(version=version, source=f"distribution {name}")
+            return CudaPart(version, f"distribution {name}")
     for package in manifest.conda.packages if manifest.conda else ():
         if package.name in _PART_CONDA[part]:
-            return CudaPart(version=package.version, source=f"conda package {package.name}")
+            return CudaPart(package.version, f"conda package {package.name}")
     return None
 
 
@@ -380,11 +365,10 @@ def choose_wheel(run: Run, variant: Variant) -> FrameworkWheel:
     fitting = [wheel for wheel, found in faults if not found]
     if fitting:
         return min(fitting, key=lambda it: _rank(run, it)).cited_for(run.python_minor)
-    lost = [
-        f"{it.distribution}{f'[{it.extra}]' if it.extra and it.distribution == 'jax' else ''}=={it.version} "
-        f"for {it.machine}: {'; '.join(found)}"
-        for it, found in faults
-    ]
+    lost = []
+    for it, found in faults:
+        extra = f"[{it.extra}]" if it.extra and it.distribution == "jax" else ""
+        lost.append(f"{it.distribution}{extra}=={it.version} for {it.machine}: {'; '.join(found)}")
     notes = run.release.notes if variant == "gpu" else ()
     near = releases_near(run.profile, run.release.version)
     what = "\n  - ".join((f"no stack serves {run}, variant {variant}", *lost, *notes, *near))
@@ -436,7 +420,7 @@ def _rank(run: Run, wheel: FrameworkWheel) -> tuple[int, ...]:
     plugins = {int(match[1]) for name, _ in run.pins if (match := JAX_PLUGIN.match(name))}
     had = plugins or ({int(run.cuda.version.split(".")[0])} if run.cuda else set())
     near = major in had or (bool(label_cuda(run.label)) and wheel.extra is None)
-    return place, wheel.version != run.labelled, wheel.version != run.plain, not near, major
+    return place, wheel.version != run.labelled, wheel.version != str(run.release.version), not near, major
 
 
 def _faults(run: Run, wheel: FrameworkWheel, variant: Variant) -> tuple[str, ...]:

@@ -102,10 +102,7 @@ def slim_parent(origin: Origin, slim: Slimmed, order: ServeOrder, report: Report
     theirs = {it.descriptor.digest: it for it in parts.parent.image.layers}
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
 
-    def fetched(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    with Arrivals(order.order.cache, report=fetched, settings=_settings(order.order)) as arrivals:
+    with Arrivals(order.order.cache, reporter=report, settings=_settings(order.order)) as arrivals:
         arrivals.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, parts.base, arrivals, cache, report.progress).image
         for layer in made.layers:

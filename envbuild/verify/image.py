@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from packaging.version import Version
 
@@ -33,6 +33,7 @@ from envbuild.match.stack import CudaChoice, Stack, VariantChoice
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe, make_recipe
+from envbuild.report import Reporter
 from envbuild.verify.cuda.loader import prove_loading
 from envbuild.verify.findings import Finding, compare_values
 
@@ -40,19 +41,6 @@ _SHOWN = 5
 """Layers of others that are shown."""
 _VARIANT = "dev.envbuild.variant"
 _CHUNK = 1 << 20
-
-
-class Teller(Protocol):
-    """Where progress is reported."""
-
-    def step(self, text: str) -> None:
-        """Announce a stage."""
-
-    def note(self, text: str) -> None:
-        """Report a detail."""
-
-    def progress(self, label: str, done: int, total: int | None) -> None:
-        """Show how many bytes are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +70,7 @@ class Inquiry:
     settings: IndexSettings
 
 
-def verify_image(inquiry: Inquiry, report: Teller) -> tuple[Finding, ...]:
+def verify_image(inquiry: Inquiry, report: Reporter) -> tuple[Finding, ...]:
     """Every comparison, in the order in which one rests on another; nothing more is compared with a wrong base.
 
     LockError for a wheel that cannot be fetched, MatchError and ManifestError for the run, BuildError where the image
@@ -104,7 +92,7 @@ def read_base_again(base: Base, folder: Path) -> Base:
     return replace(base, target=facts.target(machine), python_path=facts.python_path, interpreter=facts.interpreter)
 
 
-def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Teller) -> Iterator[Finding]:
+def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Reporter) -> Iterator[Finding]:
     """`folder` is where what is made or remembered goes."""
     first = base_finding(subject)
     yield first
@@ -124,10 +112,7 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Teller
     if not (inquiry.deep or proving):
         return
 
-    def fetched(done: int, total: int, _name: str) -> None:
-        report.progress("fetching", done, total)
-
-    with Arrivals(inquiry.cache, report=fetched, settings=inquiry.settings) as arrivals:
+    with Arrivals(inquiry.cache, reporter=report, settings=inquiry.settings) as arrivals:
         report.step(f"fetching {len(recipe.wheels)} wheels, each verified by its sha256 in the lock")
         arrivals.start(recipe.wheels)
         if inquiry.deep:
