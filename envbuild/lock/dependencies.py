@@ -101,8 +101,8 @@ def needed(
 ) -> frozenset[str]:
     """The roots, which are requirements, and everything that they need in turn; by normalised name.
 
-    Nothing records which extras were installed, so a requirement of any extra counts, whatever its marker says.
-    Those for a name in `strict` count only where their marker holds, with the extras that another requirement names.
+    Nothing records installed extras, so a requirement of any extra counts; for a name in `strict` only where its
+    marker holds, with the extras that another requirement names.
     """
     found, waiting = set[tuple[str, str]](), [node for root in roots for node in _nodes(Requirement(root))]
     parsed = {name: tuple(readable_requirements(texts)) for name, texts in declared.items()}

@@ -34,10 +34,7 @@ class Identity:
     """As the run had it; of one that was added, as it is locked."""
     outcome: Outcome
     why: str = ""
-    """`was built from source`, `by tensorflow-cpu 2.15.1`, or the reason for which it is left out.
-
-    Nothing where it is identical.
-    """
+    """`was built from source`, `by tensorflow-cpu 2.15.1`; nothing where it is identical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +101,7 @@ def prove(
 ) -> tuple[Lock, Proof, tuple[str, ...]]:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    The remarks name these wheels. RECORD is read by range requests, or from a file of this machine. `absent` has the
-    reasons for which distributions of the run are not in the lock, by name.
+    The remarks name these wheels. `absent` says why distributions of the run are not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
     facts = question.reader.all_facts(locked.wheels, reporter)

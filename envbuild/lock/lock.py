@@ -31,13 +31,10 @@ def lock(
 ) -> Lock:
     """Lock the requirements with `resolver`, and compare the files with the origins of the run's `distributions`.
 
-    `prefer` may replace files by others of the same releases before they are compared.
-    With `gaps` the dependencies of the requirements are added, and never move one of them.
-    A distribution that came from no index is accepted only as a wheel in a folder that find-links names: an index may
-    have another project under its name. A distribution that was installed from an address is locked as in `direct`, by
-    name; where that fails or does not fit, it has to be in such a folder as well.
-    Distributions whose version the requirements changed are not compared.
-    UnlockableError, a LockError, names everything that cannot be locked.
+    `prefer` may replace files by others of the same releases first. With `gaps` dependencies are added.
+    A distribution from no index is accepted only as a wheel in a find-links folder: an index may have another project
+    under its name. One from an address is locked as in `direct`, by name, else it has to be in such a folder as well.
+    UnlockableError names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
     kept = required_distributions(parsed, distributions)

@@ -182,8 +182,7 @@ def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Opti
 def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What was called identical stays so only where every file of the wheel is as in its RECORD; `checked` are files that
-    were compared already, by the wheel's sha256.
+    What is identical stays so only if each file is as in RECORD; `checked` ones were compared already, by wheel.
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, checked)

@@ -69,8 +69,7 @@ def fetch_direct(
 ) -> dict[str, Direct | Fault]:
     """Fetch the wheels of distributions that were installed from an address, by name; a Fault where that fails.
 
-    A folder that find-links names comes first, and nothing is fetched with `--offline`. `folder` gets a link to each
-    wheel under its own name. `lock` compares the hashes with the record's.
+    Folders of find-links come first. `folder` gets a link to each wheel; `lock` compares hashes with the record's.
     """
     found: dict[str, Direct | Fault] = {}
     for it in distributions:

@@ -60,7 +60,6 @@ class CudaPlan:
     base: CudaBase | None = None
     """The image that brings it; None where a person names it."""
     reason: str = ""
-    """Why this source."""
     origin: str = ""
     """What the reason rests on."""
 

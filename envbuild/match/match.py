@@ -112,6 +112,9 @@ def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
     if accelerator and accelerator.kind == "tpu":
         reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
         return (Decision("accelerator", "TPU", reason, source, warning=True),)
+    if accelerator and accelerator.kind == "none" and accelerator.gpus:
+        reason = f"the record says that there was none, and lists {len(accelerator.gpus)} GPU(s), which are passed over"
+        return (Decision("accelerator", "none", reason, source, warning=True),)
     return ()
 
 
@@ -319,9 +322,8 @@ def show_release(
 ) -> ReleaseStack:
     """Decide for `NAME==VERSION` as for a run that had nothing else.
 
-    The newest Python that there is a stack for where none is given, and the variant with CUDA where the distribution
-    has one; `none` for the GPUs means the other.
-    UsageError for a text that names no release, MatchError as `match`.
+    By default for the newest Python that has a stack, and with CUDA where the distribution has it, unless `gpus` has
+    `none`. UsageError for a text that names no release, MatchError as `match`.
     """
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise UsageError(f"{python!r} is not a version of Python", where="--python", todo="give it as 3.11 or 3.11.7")

@@ -31,7 +31,6 @@ class FrameworkWheel:
     distribution: Text
     """Normalised: `tensorflow-cpu`."""
     machine: Text
-    """`x86_64` or `aarch64`."""
     pythons: tuple[str, ...]
     """Minor versions that there is a wheel for: `3.11`; in rising order."""
     glibc: Text
@@ -157,7 +156,6 @@ class Repair:
     versions: tuple[str, ...]
     pythons: tuple[str, ...]
     drop: tuple[str, ...]
-    """Normalised names."""
     reason: Text
     source: Text
 

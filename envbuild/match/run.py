@@ -59,11 +59,9 @@ class Run:
     python: str
     """Exact, without a vendor's suffix."""
     machine: str
-    """`x86_64` or `aarch64`."""
     system: str | None
     """None where the record does not say."""
     machine_known: bool = True
-    """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
     label: str = ""
@@ -74,7 +72,6 @@ class Run:
     cudnn: CudaPart | None = None
     gpus: tuple[Gpu, ...] = ()
     gpus_known: bool = True
-    """Whether the record says if there were any."""
     build: str = ""
     """The build of conda's package that brought the framework; empty for a wheel."""
     complete: bool = True

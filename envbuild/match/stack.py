@@ -70,7 +70,6 @@ class Stack:
     """What has to be locked, and on what it will stand."""
 
     framework: str
-    """`tensorflow`."""
     distribution: str
     """`tensorflow` or `tensorflow-cpu`."""
     version: str
@@ -78,7 +77,6 @@ class Stack:
     python: str
     """The run's exact Python."""
     machine: str
-    """`x86_64` or `aarch64`."""
     cuda: str | None
     """CUDA of the image, as exactly as it is known: `11.8`, `12.5.1`."""
     cudnn: str | None
