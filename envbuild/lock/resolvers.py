@@ -54,13 +54,17 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UvResolver:
-    """Resolves with `uv pip compile`."""
+class _Resolver:
+    """Where a resolver looks."""
 
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
+
+
+class UvResolver(_Resolver):
+    """Resolves with `uv pip compile`."""
 
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
@@ -197,14 +201,8 @@ def _chosen(package: Package, target: Target) -> _Offer:
     return best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipToolsResolver:
+class PipToolsResolver(_Resolver):
     """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
-
-    settings: IndexSettings | None = None
-    """Where to look; None for pip's and uv's own settings."""
-    cache: Path | None = None
-    """Where facts of wheels are kept."""
 
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False

@@ -25,7 +25,7 @@ from envbuild.lock.lock import (
     upgraded_pins,
 )
 from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
-from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
+from envbuild.lock.resolution import locked_wheel, open_question, parsed_requirements
 from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
@@ -141,7 +141,11 @@ def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tupl
     """Add requirements and what they need to a lock without moving anything in it; also the added pins. LockError."""
     settings = options.settings or read_settings()
     with open_question((), locked.target, settings, options.cache) as question:
-        return _extend(locked, extras, _resolver(options, settings), question)
+        pins = extra_pins(locked, extras, question)
+    if not pins:
+        return locked, ()
+    joined = join_locks(locked, _resolver(options, settings).resolve(pins, locked.target))
+    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
 
 
 def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
@@ -287,16 +291,6 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
     return kind(settings=settings, cache=options.cache)
 
 
-def _extend(
-    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
-) -> tuple[Lock, tuple[str, ...]]:
-    pins = extra_pins(locked, extras, question)
-    if not pins:
-        return locked, ()
-    joined = join_locks(locked, resolver.resolve(pins, locked.target))
-    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
-
-
 def _compare(
     first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
 ) -> LockedRun:
@@ -313,7 +307,7 @@ def _compare(
             after = lock(pins, locked.target, resolver, distributions, direct=direct)
             locked, changes = after, explain_changes(locked, after, options.upgrade, question)
         if options.extras:
-            locked, added = _extend(locked, options.extras, resolver, question)
+            locked, added = lock_extras(locked, options.extras, replace(options, settings=places))
         swapped = (it for it in options.changes if it.before)
         absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in swapped}
         absent |= {name: Absent(why) for name, why in first.left_out}
