@@ -19,8 +19,7 @@ from urllib.parse import unquote
 from envbuild.base.process import running
 from envbuild.errors import BaseError, LockError, MissingComponentError
 from envbuild.image.debian.layer import BaseSystem
-from envbuild.lock.model import SystemPackage
-from envbuild.lock.system import package_of
+from envbuild.lock.model import SystemPackage, package_of
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES

@@ -18,9 +18,8 @@ from envbuild.base.debian import kept_bases
 from envbuild.base.resolve import Facts, KnownFacts, inspect, suite_for
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
-from envbuild.match.match import MatchOptions
+from envbuild.match.match import MatchOptions, show_release
 from envbuild.match.profiles import FrameworkProfile, Profiles, Release
-from envbuild.match.release import show_release
 from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from envbuild.build.builder import Builder, fetch_progress, report_content
+from envbuild.build.builder import Builder, report_content
 from envbuild.build.order import Part
 from envbuild.errors import RegistryError, VerifyError, counted
 from envbuild.image.assembler import assemble, cache_keys, find_difference, wheels_to_read
@@ -69,8 +69,7 @@ class Assembler(Builder):
         identical = {it.name for it in self.run.proof.those("identical")}
         checked = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
-        fetched, note = fetch_progress(self.report), self.report.note
-        arrivals = self.until.enter_context(Arrivals(self.order.cache, report=fetched, settings=settings, note=note))
+        arrivals = self.until.enter_context(Arrivals(self.order.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
             arrivals.start(needed)

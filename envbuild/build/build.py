@@ -31,7 +31,7 @@ from envbuild.registry.artifact_registry import check_repository
 from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, check_push, check_tag, push_index
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.report import Reporter, count
+from envbuild.report import Reporter
 from envbuild.stamp.stamping import check_stampable
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
@@ -216,8 +216,7 @@ def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, rep
         resolver=order.resolver,
         settings=settings,
         build=order.build,
-        say=report.note,
-        counted=count(report, "wheels compared"),
+        reporter=report,
     )
     run = lock_stack(stack, target, plan.manifest, options)
     for warning in run.warnings:

@@ -1,7 +1,7 @@
 """The interface of the three builders, and the checks that they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -142,11 +142,6 @@ class Builder(ABC):
     def pylock(self, run: LockedRun) -> bytes:
         """The lock as it is stamped and lies in the context."""
         return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
-
-
-def fetch_progress(report: Reporter) -> Callable[[int, int, str], None]:
-    """Return what reports how many bytes of wheels were fetched."""
-    return lambda done, total, _text: report.progress("fetching", done, total)
 
 
 def report_content(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:

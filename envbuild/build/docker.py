@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from envbuild.base.build import engine_login
 from envbuild.base.process import running
-from envbuild.build.builder import Builder, fetch_progress
+from envbuild.build.builder import Builder
 from envbuild.build.context import Context, staged_context, why_wheelhouse
 from envbuild.build.order import PLATFORMS, Order, Part
 from envbuild.engine.buildkit import (
@@ -88,8 +88,7 @@ class ContextBuilder(Builder):
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        progress, note = fetch_progress(self.report), self.report.note
-        with Arrivals(self.order.cache, report=progress, settings=settings, note=note) as arrivals:
+        with Arrivals(self.order.cache, reporter=self.report, settings=settings) as arrivals:
             arrivals.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
                 arrivals.path(wheel)

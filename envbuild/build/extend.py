@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild.base.interpreter import compiling_on, runs_here
 from envbuild.base.resolve import inspect, known_facts
-from envbuild.build.builder import COMPILING, fetch_progress, report_content
+from envbuild.build.builder import COMPILING, report_content
 from envbuild.errors import UsageError
 from envbuild.image.assembler import Assembled, Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
@@ -130,8 +130,8 @@ def extended(
     `compiling` is what `compiling_for` gives. `cache` may have behind it what others share; it is ours alone without.
     """
     cache = cache or LayerCache(options.cache, note=report.note)
-    fetched = fetch_progress(report)
-    with Arrivals(options.cache, report=fetched, settings=options.settings, note=report.note) as arrivals:
+
+    with Arrivals(options.cache, reporter=report, settings=options.settings) as arrivals:
         arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
         child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
         report_content(child, report, {})

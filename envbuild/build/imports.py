@@ -12,7 +12,7 @@ from envbuild.lock.resolution import open_question
 from envbuild.lock.run import LockedRun
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match.limits import broken_hand_limits
+from envbuild.match.pins import broken_hand_limits
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json

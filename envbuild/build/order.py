@@ -13,9 +13,9 @@ from envbuild.errors import ManifestError, UsageError
 from envbuild.files import UNFINISHED, check_stageable, data_folder
 from envbuild.image.assembler import Assembled
 from envbuild.image.context import check_templates
-from envbuild.lock.client import check_bundle
 from envbuild.lock.faults import origin_fault
 from envbuild.lock.identity import Proof
+from envbuild.lock.index import check_bundle
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of

@@ -14,7 +14,6 @@ from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import FindLinks, MinimumRecord, Offline, Signed, VariantName
 from envbuild.cli.targets import kind_of, proof_of
 from envbuild.errors import UsageError, VerifyError
-from envbuild.report import count
 
 if TYPE_CHECKING:
     import docker
@@ -83,8 +82,7 @@ class LocalOptions:
         from envbuild.lock.settings import read_settings
 
         settings = read_settings(self.find_links or (), offline=self.offline)
-        counted = count(progress, "wheels compared")
-        return Options(cache=cache_folder(), settings=settings, say=progress.note, counted=counted)
+        return Options(cache=cache_folder(), settings=settings, reporter=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
 from envbuild.errors import UsageError, counted
-from envbuild.report import count
 
 if TYPE_CHECKING:
     from envbuild.lock.model import Target
@@ -65,8 +64,7 @@ def run(
             upgrade=tuple(upgrade_package or ()),
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,
-            say=progress.note,
-            counted=count(progress, "wheels compared"),
+            reporter=progress,
         )
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
@@ -166,7 +164,7 @@ def _target(
     stack: "Stack", base: str | None, base_glibc: str | None, glibc: str | None, cache: Path, progress: Progress
 ) -> "Target":
     """Return the base's Python and glibc where one is named; else the run's Python, and the default base's glibc."""
-    from envbuild.lock.tags import stack_target
+    from envbuild.lock.model import stack_target
 
     if base is None:
         return stack_target(stack, base_glibc, glibc)
@@ -186,11 +184,7 @@ def _download(folder: Path, locked: "LockedRun", options: "Options", progress: P
 
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
-
-    def report(done: int, total: int, _text: str) -> None:
-        progress.progress("fetching", done, total)
-
-    files = fetch(wheels, options.cache, report=report, settings=options.settings)
+    files = fetch(wheels, options.cache, reporter=progress, settings=options.settings)
     fetched = {wheel.sha256: path for wheel, path in files}
     confirmed = confirm(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)

@@ -11,8 +11,8 @@ from envbuild.cli.command import WHAT, App, advanced_option, examples, grouped, 
 from envbuild.cli.options import AsJson, CudaSource, Set, VariantName
 
 if TYPE_CHECKING:
+    from envbuild.match.match import ReleaseStack
     from envbuild.match.profiles import FrameworkWheel
-    from envbuild.match.release import ReleaseStack
 
 app = App(help="List the known releases of the frameworks, or show the stack of one.")
 FrameworkName = Literal["tensorflow", "torch", "jax"]
@@ -68,9 +68,8 @@ def show(
 ) -> None:
     """Show what an image of a release gets: each value with its reason and its source."""
     from envbuild.files import data_folder
-    from envbuild.match.match import MatchOptions
+    from envbuild.match.match import MatchOptions, show_release
     from envbuild.match.profiles import load_profiles
-    from envbuild.match.release import show_release
     from envbuild.match.stack import pairs_of, read_overrides
 
     overrides = read_overrides(pairs_of(set_ or ()))

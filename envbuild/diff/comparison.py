@@ -14,7 +14,7 @@ from envbuild.diff.layers import BYTECODE, BYTECODE_FOLDER, MARK, RECORD, Packag
 from envbuild.errors import BuildError
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import Node
-from envbuild.wheel.record import RecordError
+from envbuild.wheel.install import RecordError
 
 _WORDS = {"sha256": "content", "extended": "extended attributes", "mtime": "time", "target": "target"}
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}

@@ -22,7 +22,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Put, Tree, over, place_of, resolve
 from envbuild.recipe import PREFIX
-from envbuild.wheel.record import RecordError, Row, read_record
+from envbuild.wheel.install import RecordError, Row, read_record
 
 RECORD = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 MARK = re.compile(r"(?:.*/)?[^/]+\.dist-info/(?:INSTALLER|REQUESTED|direct_url\.json)")

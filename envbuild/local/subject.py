@@ -30,7 +30,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import DOCKER_HUB, Reference, exists
-from envbuild.report import Reporter, count
+from envbuild.report import Reporter
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
 from envbuild.verify.rules.packages import is_nvidia
@@ -279,8 +279,7 @@ def lock_here(subject: Subject, choice: Choice, building: Building, report: Repo
     options = Options(
         cache=building.cache,
         settings=read_settings(building.find_links, offline=building.offline),
-        say=report.note,
-        counted=count(report, "wheels compared"),
+        reporter=report,
     )
     target = Target(python=plan.stack.python, machine=plan.stack.machine, glibc=version)
     run = lock_stack(plan.stack, target, manifest, options)

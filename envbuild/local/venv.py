@@ -26,9 +26,8 @@ from envbuild.files import write_whole
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import WHEELS, requirements_text
-from envbuild.lock.model import Lock
+from envbuild.lock.model import Lock, parsed_wheel, ranked_tags, same_version
 from envbuild.lock.settings import uv_environment, uv_program, without_credentials
-from envbuild.lock.tags import parsed_wheel, ranked_tags, same_version
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES
@@ -221,15 +220,11 @@ def _create(folder: Path, lock: Lock, python: str, report: Reporter, cache: Path
     """
     program = _interpreter(python, report)
     report.step(f"making a virtual environment of {counted(len(lock.wheels), 'wheel')} in {folder}")
-
-    def progress(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
     with workplace(cache) as shelf:
         # Before the folder is emptied, as this needs the network.
         (shelf / WHEELS).mkdir()
         (shelf / "requirements.txt").write_bytes(requirements_text(lock))
-        for wheel, path in fetch(lock.wheels, cache, report=progress):
+        for wheel, path in fetch(lock.wheels, cache, reporter=report):
             (shelf / WHEELS / wheel.filename).symlink_to(path.absolute())
         size = decimal(sum(it.size for it in lock.wheels))
         report.note(f"{len(lock.wheels)} wheels of {size} are here, as locked")

@@ -3,16 +3,13 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from envbuild.lock.facts import WheelFacts
 from envbuild.lock.model import LockedWheel, Target
-
-if TYPE_CHECKING:
-    from envbuild.lock.facts import WheelFacts
 
 Declared = Mapping[str, Collection[str]]
 """By normalised name, the requirements as METADATA has them."""
@@ -33,11 +30,6 @@ class Conflict:
     of_run: bool = True
     """Whether the run had it so; else it came with what was chosen for the image."""
 
-    @property
-    def note(self) -> str:
-        """The conflict, and whether the run had it too."""
-        return f"{self}, as in the run" if self.of_run else f"{self}, unlike in the run"
-
     def __str__(self) -> str:
         has = f"{self.name} {self.version} is there" if self.version else f"{self.name} is not there"
         return f"{self.requirer} requires {self.requirement}; {has}"
@@ -45,14 +37,11 @@ class Conflict:
 
 def find_conflicts(
     wheels: Sequence[LockedWheel],
-    facts: "Iterable[WheelFacts | None]",
+    facts: Iterable[WheelFacts | None],
     target: Target,
     pins: Mapping[str, str] | None = None,
 ) -> tuple[Conflict, ...]:
-    """Every declared requirement that `pins` do not satisfy, in the wheels' order; requirements of extras do not count.
-
-    `pins` are versions by normalised name; None for those of the wheels.
-    """
+    """Every declared requirement that `pins`, else the wheels' own versions, do not satisfy; extras do not count."""
     versions = {wheel.name: wheel.version for wheel in wheels} if pins is None else pins
     environment = marker_environment(target)
     return tuple(
@@ -63,17 +52,12 @@ def find_conflicts(
     )
 
 
-def find_required(
-    wheels: Sequence[LockedWheel], facts: "Iterable[WheelFacts | None]", target: Target
-) -> frozenset[str]:
+def find_required(wheels: Sequence[LockedWheel], facts: Iterable[WheelFacts | None], target: Target) -> frozenset[str]:
     """Normalised names that other wheels declare as required; requirements of extras do not count."""
-    environment = marker_environment(target)
-    return frozenset(
-        name
-        for wheel, known in zip(wheels, facts, strict=True)
-        for requirement in _declared(known, environment)
-        if (name := str(canonicalize_name(requirement.name))) != wheel.name
-    )
+    environment, found = marker_environment(target), set[str]()
+    for wheel, known in zip(wheels, facts, strict=True):
+        found |= {canonicalize_name(it.name) for it in _declared(known, environment)} - {wheel.name}
+    return frozenset(found)
 
 
 def find_conflict(requirer: str, requirement: Requirement, pins: Mapping[str, str]) -> Conflict | None:
@@ -117,8 +101,8 @@ def needed(
 ) -> frozenset[str]:
     """The roots, which are requirements, and everything that they need in turn; by normalised name.
 
-    Nothing records which extras were installed, so a requirement of any extra counts, whatever its marker says.
-    Those for a name in `strict` count only where their marker holds, with the extras that another requirement names.
+    Nothing records installed extras, so a requirement of any extra counts; for a name in `strict` only where its
+    marker holds, with the extras that another requirement names.
     """
     found, waiting = set[tuple[str, str]](), [node for root in roots for node in _nodes(Requirement(root))]
     parsed = {name: tuple(readable_requirements(texts)) for name, texts in declared.items()}
@@ -143,7 +127,7 @@ def _nodes(requirement: Requirement) -> list[tuple[str, str]]:
     return [(name, extra) for extra in ("", *requirement.extras)]
 
 
-def _declared(facts: "WheelFacts | None", environment: Mapping[str, str]) -> Iterator[Requirement]:
+def _declared(facts: WheelFacts | None, environment: Mapping[str, str]) -> Iterator[Requirement]:
     """The requirements that apply on the target."""
     # Most requirements belong to an extra, and need not be parsed.
     texts = [it for it in (facts.requires if facts else ()) if "extra ==" not in it or " or " in it]

@@ -4,28 +4,23 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
-
-import httpx
 
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
-from envbuild.lock.client import make_client, retried
+from envbuild.lock.index import LateClient, make_client, retried
 from envbuild.lock.model import LockedWheel
-from envbuild.lock.settings import IndexSettings, bare_url, local_path, read_settings
+from envbuild.lock.settings import IndexSettings, bare_url, local_path
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENT, Reporter
 from envbuild.retry import as_completed
-
-Report = Callable[[int, int, str], None]
-"""Called with bytes done, bytes of all wheels, and the name of the current file; by one thread at a time."""
 
 _THREADS = 4
 _CHUNK = 1 << 18
@@ -44,10 +39,7 @@ def wheel_path(cache: Path, sha256: Digest) -> Path:
 
 
 def forget_damaged(cache: Path, sha256: Digest) -> bool:
-    """Check a cached wheel's hash; remove it and return True if it is damaged.
-
-    OSError where it cannot be read now: then it stays.
-    """
+    """Check a cached wheel's hash, and remove it if it is damaged; OSError where it cannot be read now."""
     path = wheel_path(cache, sha256)
     try:
         state = path.stat()
@@ -74,7 +66,7 @@ def fetch(
     wheels: Sequence[LockedWheel],
     cache: Path,
     *,
-    report: Report = lambda *_: None,
+    reporter: Reporter = SILENT,
     settings: IndexSettings | None = None,
 ) -> Iterator[tuple[LockedWheel, Path]]:
     """Yield each wheel and its verified file as soon as it is fetched; LockError at the first that fails.
@@ -82,7 +74,7 @@ def fetch(
     Files in the cache are verified again and not downloaded. Leaving the loop early, by an error or Ctrl-C too, stops
     the other downloads and leaves no partial file. Several processes may share a cache.
     """
-    with Arrivals(cache, report=report, settings=settings) as arrivals:
+    with Arrivals(cache, reporter=reporter, settings=settings) as arrivals:
         expected = {future: wheel for wheel, future in arrivals.start(wheels).items()}
         for future in as_completed(expected):
             yield expected[future], future.result()
@@ -116,37 +108,25 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
 
 
 class Arrivals:
-    """Downloads of wheels into the cache, several at once; callers wait only for the wheels that they need.
+    """Downloads of wheels into the cache, several at once; leaving the block stops them, without partial files."""
 
-    Leaving the block stops the downloads that are still running, and leaves no partial file.
-    """
-
-    def __init__(
-        self,
-        cache: Path,
-        *,
-        report: Report = lambda *_: None,
-        settings: IndexSettings | None = None,
-        note: Callable[[str], object] = lambda _: None,
-    ) -> None:
-        self._cache, self._report, self._settings, self._note = cache, report, settings, note
+    def __init__(self, cache: Path, *, reporter: Reporter = SILENT, settings: IndexSettings | None = None) -> None:
+        self._cache, self._reporter = cache, reporter
+        self.client = LateClient(settings)
+        """The client of all threads."""
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="download")
         self._futures: dict[LockedWheel, Future[Path]] = {}
         self._total = self._done = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._sockets: list[socket.socket] = []
-        self._client: httpx.Client | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._pool.shutdown()
-        if self._client is not None:
-            self._client.close()
+        self.client.__exit__()
 
     def start(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, Future[Path]]:
         """Start the downloads that were not started before, in this order."""
@@ -169,20 +149,13 @@ class Arrivals:
             _hang_up(connection)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def client(self) -> httpx.Client:
-        """The client of all threads, created when something has to be downloaded."""
-        with self._lock:
-            if self._client is None:
-                self._client = make_client(self._settings or read_settings())
-            return self._client
-
-    def advance(self, count: int, text: str) -> None:
+    def advance(self, count: int) -> None:
         """Report that bytes came; the threads end here after `stop`."""
         if self._stopped.is_set():
             raise _Stopped
         with self._lock:
             self._done += count
-            self._report(self._done, self._total, text)
+            self._reporter.progress("fetching", self._done, self._total)
 
     def trace(self, _event: str, info: Mapping[str, Any]) -> None:
         """Collect the sockets that httpx opens (its request extension `trace`): closing one wakes its thread."""
@@ -205,9 +178,9 @@ class Arrivals:
         # Hashed again: at 1.5 GB/s that costs less than a wrong byte.
         with suppress(OSError):  # a file that cannot be read now is fetched again
             if forget_damaged(self._cache, wheel.sha256):
-                self._note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
+                self._reporter.note(f"{wheel.filename} in the cache was damaged and is fetched again: {path}")
             elif path.stat().st_size == wheel.size:
-                self.advance(wheel.size, wheel.filename)
+                self.advance(wheel.size)
                 return path
         try:
             with written_whole(path) as file:
@@ -224,6 +197,7 @@ class Arrivals:
 
 
 def _hang_up(connection: socket.socket) -> None:
+    """Wake the thread that waits for this connection."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -247,7 +221,7 @@ class _Transfer:
         except OSError as error:
             raise LockError("the wheel cannot be read", where=str(source), todo="put it back, or lock again") from error
         with opened as file:
-            while chunk := file.read(_CHUNK):
+            for chunk in iter(partial(file.read, _CHUNK), b""):
                 self._write(chunk)
 
     def download(self) -> None:
@@ -256,10 +230,10 @@ class _Transfer:
             return
         headers = {"Range": f"bytes={self._size}-"} if self._size else {}
         arrivals, extensions = self._arrivals, {"trace": self._arrivals.trace}
-        with arrivals.client().stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
+        with arrivals.client.stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
             answer.raise_for_status()
             if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
-                arrivals.advance(-self._size, self._wheel.filename)
+                arrivals.advance(-self._size)
                 self._file.seek(0)
                 self._file.truncate()
                 self._hasher, self._size = hashlib.sha256(), 0
@@ -273,7 +247,7 @@ class _Transfer:
             raise self._mismatch(f"it is {found} of {self._size} bytes")
 
     def _write(self, chunk: bytes) -> None:
-        self._arrivals.advance(len(chunk), self._wheel.filename)
+        self._arrivals.advance(len(chunk))
         self._size += len(chunk)
         if self._size > self._wheel.size:
             raise self._mismatch(f"it is longer than {self._wheel.size} bytes")

@@ -9,27 +9,31 @@ import io
 import itertools
 import re
 import threading
+import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
+from msgspec import Meta
 from packaging.utils import canonicalize_name
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
-from envbuild.lock.client import Client, in_parallel
 from envbuild.lock.download import forget_damaged, wheel_path
-from envbuild.lock.index import RemoteFile, UnreadableError, size_of
+from envbuild.lock.index import Client, IndexFile, RemoteFile, UnreadableError, in_parallel, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENCE, SILENT, Reporter
 from envbuild.trust import Voucher
-from envbuild.wheel.record import read_record
+from envbuild.validation import read_values
+from envbuild.wheel.install import read_record
 
 _LIMIT = 64 << 20
 """Bytes that RECORD or METADATA may have; TensorFlow's RECORD has 2 MB."""
@@ -44,39 +48,18 @@ _KINDS = {True: ("claims", Voucher.INDEX), False: ("facts", Voucher.LOCAL)}
 """Where facts are kept and who vouches for them: whether only an index has the wheel."""
 _TRUTHS = ("truths", Voucher.LOCAL)
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
-_NOT_A_WHEEL = (
-    zipfile.BadZipFile,
-    zipfile.LargeZipFile,
-    zlib.error,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-)
+_NOT_A_WHEEL = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, ValueError)
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
+WheelFile = IndexFile | LockedWheel
 T = TypeVar("T")
-Counted = Callable[[int, int], object]
-"""Called with how many are done, of how many; by one thread at a time."""
-
-
-class WheelFile(Protocol):
-    """A wheel on an index, in a folder, or locked."""
-
-    @property
-    def filename(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    @property
-    def sha256(self) -> Digest | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelFacts:
     """What one wheel says about itself."""
 
-    size: int
+    size: Annotated[int, Meta(ge=0)]
     """Bytes."""
     content: str | None = None
     """`record_content` of its RECORD; None when RECORD lists nothing, or is not complete."""
@@ -84,14 +67,6 @@ class WheelFacts:
     """Why its RECORD proves nothing: `has files that its RECORD does not list`."""
     requires: tuple[str, ...] = ()
     """Requires-Dist of its METADATA, as written."""
-
-
-def read_metadata(client: Client, wheel: WheelFile) -> str:
-    """METADATA of a wheel, read in place; empty where that cannot be done."""
-    with suppress(UnreadableError, LockError), _open_wheel(wheel, local_path(wheel.url), client) as (archive, _):
-        member = _members(archive).get("METADATA")
-        return _text(archive, member) if member else ""
-    return ""
 
 
 class FactReader:
@@ -104,7 +79,7 @@ class FactReader:
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
-        known = self._load(wheel, *_KINDS[self._file(wheel) is None], _facts)
+        known = self._load(wheel, *_KINDS[self._file(wheel) is None], WheelFacts)
         if known:
             return known
         file = self._checked_file(wheel)
@@ -137,38 +112,38 @@ class FactReader:
         return None
 
     def mismatches(self, wheels: Sequence[LockedWheel]) -> list[str]:
-        """Why the RECORD of each of these wheels is wrong; empty where it is right, or the wheel is not here.
-
-        Every file of a wheel that is here is hashed, once.
-        """
+        """Why the RECORD of each wheel is wrong, by the hash of every file; empty if it is not, or there is no file."""
         return in_parallel(self._mismatch, wheels)
 
     def known_mismatch(self, wheel: LockedWheel) -> str:
         """As `mismatches`, but for a wheel of the cache only what was found out before."""
         if local_path(wheel.url) is not None:
             return self._mismatch(wheel)
-        return self._load(wheel, *_TRUTHS, _text_of) or ""
+        return self._load(wheel, *_TRUTHS, str) or ""
 
     def _mismatch(self, wheel: LockedWheel) -> str:
         if self._file(wheel) is None:
             return ""
-        known = self._load(wheel, *_TRUTHS, _text_of)
-        if known is not None:
-            return known
-        if (file := self._checked_file(wheel)) is None:
-            return ""
+        known = self._load(wheel, *_TRUTHS, str)
+        file = None if known is not None else self._checked_file(wheel)
+        if file is None:
+            return known or ""
         found = _record_mismatch(wheel, file, self._client, self._checked.get(wheel.sha256, ()))
         self._store(wheel, *_TRUTHS, found)
         return found
 
-    def all_facts(self, wheels: Sequence[WheelFile], report: Counted = lambda *_: None) -> list[WheelFacts | None]:
-        """The facts of each wheel, read in parallel."""
-        lock, numbers = threading.Lock(), itertools.count(1)
+    def all_facts(self, wheels: Sequence[WheelFile], reporter: Reporter = SILENT) -> list[WheelFacts | None]:
+        """The facts of each wheel, read in parallel; a note now and then says how many are read."""
+        numbers, noted, lock = itertools.count(1), time.monotonic(), threading.Lock()
 
         def one(wheel: WheelFile) -> WheelFacts | None:
+            nonlocal noted
             found = self.facts(wheel)
             with lock:
-                report(next(numbers), len(wheels))
+                done, now = next(numbers), time.monotonic()
+                if now - noted >= SILENCE:
+                    noted = now
+                    reporter.note(f"{done} of {len(wheels)} wheels compared")
             return found
 
         return in_parallel(one, wheels)
@@ -183,7 +158,7 @@ class FactReader:
         """The wheels in the cache that differ from what an index sent of them in answers to range requests."""
         false = []
         for wheel in wheels:
-            claimed = self._load(wheel, *_KINDS[True], _facts) if self._file(wheel) else None
+            claimed = self._load(wheel, *_KINDS[True], WheelFacts) if self._file(wheel) else None
             found = self.facts(wheel) if claimed else None
             if found and not found.doubt and found != claimed:
                 false.append(wheel)
@@ -201,15 +176,15 @@ class FactReader:
 
     def _checked_file(self, wheel: WheelFile) -> Path | None:
         """As `_file`, after checking the hash of a file in the cache."""
-        try:
-            if self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256):
-                return local_path(wheel.url)
-        except OSError:
-            return local_path(wheel.url)
-        return self._file(wheel)
+        with suppress(OSError):
+            if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
+                return self._file(wheel)
+        return local_path(wheel.url)
 
-    def _load(self, wheel: WheelFile, kind: str, origin: Voucher, decode: Callable[[Any], T]) -> T | None:
-        return read_entry(self._cache, _name(wheel, kind), decode, origin) if self._cache and wheel.sha256 else None
+    def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T]) -> T | None:
+        if not (self._cache and wheel.sha256):
+            return None
+        return read_entry(self._cache, _name(wheel, kind), partial(read_values, kind=of), origin)
 
     def _store(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
         if self._cache and wheel.sha256:
@@ -228,11 +203,6 @@ def requirements_of(metadata: str) -> tuple[str, ...]:
     return tuple(" ".join(str(value).split()) for value in _headers(metadata).get_all("Requires-Dist", []))
 
 
-def classifiers_of(metadata: str) -> tuple[str, ...]:
-    """Classifier of METADATA."""
-    return tuple(map(str, _headers(metadata).get_all("Classifier", [])))
-
-
 def _headers(metadata: str) -> email.message.Message:
     return email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
 
@@ -240,20 +210,6 @@ def _headers(metadata: str) -> email.message.Message:
 def _name(wheel: WheelFile, kind: str) -> str:
     assert wheel.sha256, "only wheels with a digest are kept"
     return f"{kind}/{wheel.sha256.hex[:2]}/{wheel.sha256.hex}.json"
-
-
-def _facts(value: Any) -> WheelFacts:
-    found = WheelFacts(**(value | {"requires": tuple(value["requires"])}))
-    texts = (found.doubt, *found.requires, found.content or "")
-    if type(found.size) is not int or found.size < 0 or not all(isinstance(it, str) for it in texts):
-        raise ValueError("not the facts of a wheel")
-    return found
-
-
-def _text_of(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value)} is not a text")
-    return value
 
 
 @contextmanager
@@ -267,9 +223,8 @@ def _open_wheel(
             stack.enter_context(cast("io.IOBase", file))
             yield stack.enter_context(zipfile.ZipFile(cast("BinaryIO", file))), file
     except _NOT_A_WHEEL as error:
-        todo = "lock another version, and report it to the index"
-        if wheel.url.startswith("file:"):
-            todo = "give the folder that has this wheel: --find-links DIR"
+        own = "give the folder that has this wheel: --find-links DIR"
+        todo = own if wheel.url.startswith("file:") else "lock another version, and report it to the index"
         what = f"{wheel.filename} cannot be read as a wheel: {error}"
         raise LockError(what, where=bare_url(wheel.url), todo=todo) from error
 

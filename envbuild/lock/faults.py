@@ -1,6 +1,7 @@
 """What cannot be locked: found all at once, each with its reason and what to do."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
@@ -11,25 +12,18 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.client import Client
-from envbuild.lock.facts import classifiers_of, read_metadata
 from envbuild.lock.index import IndexFile
-from envbuild.lock.model import LockedWheel, Target
+from envbuild.lock.model import LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel
 from envbuild.lock.settings import bare_url, local_path
-from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel
 from envbuild.manifest.packages import Distribution, exact_version
 from envbuild.oci.digest import Digest
 
-_SHOWN = 6
-"""How many versions or tags a message lists."""
 _SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
 """`platform.system()` by how a platform tag begins."""
-_CLASSIFIERS = {"Darwin": "Operating System :: MacOS", "Windows": "Operating System :: Microsoft"}
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
 _LABEL_INDEX = (
-    "add the index of the +{label} builds to pip's or uv's settings (extra-index-url; PyTorch's ends in /whl/{label}),"
-    " such as by PIP_EXTRA_INDEX_URL or UV_EXTRA_INDEX_URL, or choose the other --variant; the build without the label"
-    " is another one, and is not taken for it"
+    "add the index of the +{label} builds to pip's or uv's settings (PIP_EXTRA_INDEX_URL, UV_EXTRA_INDEX_URL; PyTorch's"
+    " ends in /whl/{label}), or choose the other --variant; the build without the label is another one"
 )
 _FOLDER = (
     "put its wheel into a folder that --find-links names (`envbuild lock --download DIR` fetches wheels where there is"
@@ -48,7 +42,7 @@ PUBLISH = "give the folder of its wheel: --find-links DIR; or publish the wheel 
 _BUILD_COMMIT = f"let it be built from that commit: --build; or {PUBLISH}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One distribution that cannot be locked."""
 
@@ -60,8 +54,8 @@ class Fault:
     """The source distribution that a wheel of it could be built from."""
     glibc: str | None = None
     """The lowest glibc that one of its wheels fits, if that is all that is missing; there is no `todo` then."""
-    foreign: tuple[IndexFile, ...] = ()
-    """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
+    foreign: str = ""
+    """`platform.system()` where everything that its project ever published is for this one other system."""
 
     @property
     def name(self) -> str:
@@ -83,33 +77,22 @@ class UnlockableError(LockError):
     @property
     def glibc(self) -> str | None:
         """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
-        needed = [fault.glibc for fault in self.faults if fault.glibc]
-        return max(needed, key=Version, default=None)
+        return max((fault.glibc for fault in self.faults if fault.glibc), key=Version, default=None)
 
     def _todo(self) -> str:
         """One glibc for all that need a newer one, then what to do with the others."""
+        each = "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
         older = [fault for fault in self.faults if fault.glibc]
-        each = (
-            "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
-            if len(older) < len(self.faults)
-            else ""
-        )
-        if not older:
-            return f"{each}, then run again; nothing was written"
-        whom = f"the {len(older)} that need a newer glibc" if each else "all of them" if len(older) > 1 else "it"
         build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
-        base = f"take a base with glibc {self.glibc} or later, which serves {whom} (--base; to lock alone, "
-        newer = f"{base}--glibc {self.glibc}){build}"
-        return f"{'; '.join(filter(None, (newer, each)))}, then run again; nothing was written"
+        base = f"take a base with glibc {self.glibc} or later (--base; to lock alone, --glibc {self.glibc}){build}"
+        todo = base if len(older) == len(self.faults) else f"{base}; {each}" if older else each
+        return f"{todo}, then run again; nothing was written"
 
 
 def diagnose(
     requirement: Requirement, files: Sequence[IndexFile], target: Target, *, offline: bool = False
 ) -> Fault | None:
-    """Say why no wheel for the requirement is among a project's files; None when there is one.
-
-    `offline` says that only folders were asked.
-    """
+    """Say why no wheel for the requirement is among a project's files (of folders, if `offline`); None if one is."""
     reason = _reason(requirement, files, target, "folder" if offline else "index")
     if reason is None:
         return None
@@ -118,17 +101,16 @@ def diagnose(
     sdists = (file for file in usable if not file.is_wheel)
     sdist = max(sdists, key=lambda file: (file.version, file.filename), default=None)
     if newer := newer_glibc((file.filename for file in usable if file.is_wheel), target):
-        return Fault(requirement=str(requirement), why=NEWER_GLIBC, todo="", sdist=sdist, glibc=newer)
-    foreign = _foreign_wheels(matching, files)
+        return Fault(str(requirement), NEWER_GLIBC, "", sdist=sdist, glibc=newer)
+    systems = _systems(files) if any(file.is_wheel for file in matching) else set()
+    foreign = next(iter(systems)) if len(systems) == 1 else ""
     todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
-    return Fault(requirement=str(requirement), why=reason[0], todo=todo, sdist=sdist, foreign=foreign)
+    only = "" if sdist else foreign
+    return Fault(str(requirement), reason[0], todo, sdist=sdist, foreign=only)
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
-    """The fault of a distribution that came from no index; None for others.
-
-    An index may have another project under the same name and version, so the name alone proves nothing.
-    """
+    """The fault of a distribution that came from no index, where its name proves nothing; None for others."""
     origin = distribution.origin
     local = origin.url is not None and (origin.url.startswith("file:") or "://" not in origin.url)
     came = {
@@ -140,7 +122,7 @@ def origin_fault(distribution: Distribution) -> Fault | None:
         return None
     why = f"{came}; what an index has under this name need not be the same"
     todo = _BUILD_COMMIT if can_build(distribution) else PUBLISH
-    return Fault(requirement=f"{distribution.name}=={distribution.version}", why=why, todo=todo)
+    return Fault(f"{distribution.name}=={distribution.version}", why, todo)
 
 
 def can_build(distribution: Distribution) -> bool:
@@ -160,7 +142,7 @@ def archive_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | Non
     address = wheel.url == bare_url(origin.url or "")
     place = "that address now" if address else "the folder" if local_path(wheel.url) else "the index"
     why = f"the run installed {origin.url} with sha256 {origin.sha256}, {place} has {wheel.sha256.hex}"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_RUNS_OWN)
+    return Fault(f"{wheel.name}=={wheel.version}", why, _RUNS_OWN)
 
 
 def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
@@ -169,7 +151,7 @@ def hash_fault(distribution: Distribution, wheel: LockedWheel) -> Fault | None:
     if not allowed or wheel.sha256.hex in allowed:
         return None
     why = f"{wheel.filename} has sha256 {wheel.sha256.hex}, which is not among the record's hashes"
-    return Fault(requirement=f"{wheel.name}=={wheel.version}", why=why, todo=_ALLOWED)
+    return Fault(f"{wheel.name}=={wheel.version}", why, _ALLOWED)
 
 
 def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:
@@ -180,10 +162,10 @@ def newer_glibc(filenames: Iterable[str], target: Target) -> str | None:
     return next((other.glibc for other in newer if best_wheel(named, other) is not None), None)
 
 
-def listed(texts: Iterable[str]) -> str:
+def listed(texts: Iterable[str], shown: int = 6) -> str:
     """The first few of some names, and how many more there are."""
     every = list(texts)
-    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
+    return ", ".join(every[:shown]) + (f" and {len(every) - shown} more" if len(every) > shown else "")
 
 
 def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
@@ -195,15 +177,14 @@ def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target
     matching = _matching(requirement, files)
     if not matching:
         return _no_version(requirement, files, place)
-    return _no_wheel([file for file in matching if file.is_wheel], target, place)
-
-
-def _no_wheel(wheels: Sequence[IndexFile], target: Target, place: str) -> tuple[str, str] | None:
-    if not wheels:
-        return f"the {place} has only a source distribution of it", OWN_WHEEL
+    wheels = [file for file in matching if file.is_wheel]
     allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
     if not allowed:
-        return f"it needs Python {listed({file.requires_python or '' for file in wheels})}", OWN_WHEEL
+        pythons = listed({file.requires_python or "" for file in wheels})
+        return (
+            f"it needs Python {pythons}" if wheels else f"the {place} has only a source distribution of it",
+            OWN_WHEEL,
+        )
     if best_wheel(((file.filename, file) for file in allowed), target) is None:
         parsed = (parsed_wheel(file.filename) for file in allowed)
         tags = sorted({str(tag) for wheel in parsed if wheel for tag in wheel[3]})
@@ -228,10 +209,10 @@ def _no_version(requirement: Requirement, files: Sequence[IndexFile], place: str
         return why, _TODOS[place][1].format(label=label)
     exact = exact_version(requirement)
     middle = Version(exact) if exact else versions[-1]
-    below = [version for version in versions if version <= middle]
-    above = [version for version in versions if version > middle]
-    why = f"the {place} does not have this version, or has it no more; the nearest there: "
-    return why + ", ".join(map(str, (*below[-2:], *above[:2]))), _TODOS[place][0]
+    place_of_middle = bisect_right(versions, middle)
+    near = versions[max(place_of_middle - 2, 0) : place_of_middle + 2]
+    why = f"the {place} does not have this version, or has it no more; the nearest there: {', '.join(map(str, near))}"
+    return why, _TODOS[place][0]
 
 
 def _allows(requires_python: str | None, python: str) -> bool:
@@ -242,35 +223,12 @@ def _allows(requires_python: str | None, python: str) -> bool:
         return True
 
 
-def why_foreign(fault: Fault, system: str, client: Client) -> str:
-    """Why a distribution of a run on macOS or Windows is of no use on Linux; empty where that is not certain.
-
-    A missing wheel is not enough: everything that the project ever published has to be for the other system.
-    """
-    if _systems(fault.foreign) != {system}:
+def why_foreign(fault: Fault, system: str) -> str:
+    """Why a distribution of a run on macOS or Windows is of no use on Linux; empty where that is not certain."""
+    if fault.foreign != system:
         return ""
     name = {"Darwin": "macOS"}.get(system, system)
-    if fault.sdist is None:
-        return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
-    for wheel in fault.foreign:  # some older releases have no classifiers
-        classifiers = [
-            it for it in classifiers_of(read_metadata(client, wheel)) if it.startswith("Operating System ::")
-        ]
-        if classifiers and all(it.startswith(_CLASSIFIERS[system]) for it in classifiers):
-            return f"all wheels of the project are for {name}, and its metadata names no other system"
-        if classifiers:
-            break
-    return ""
-
-
-def _foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -> tuple[IndexFile, ...]:
-    """A wheel of the release and one of the newest, where all that the project ever had are for one other system."""
-    wheels = [file for file in project if file.is_wheel]
-    own = next((file for file in release if file.is_wheel), None)
-    systems = _systems(wheels)
-    if own is None or len(systems) != 1 or "" in systems:
-        return ()
-    return own, max(wheels, key=lambda file: file.version)
+    return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
 
 
 def _systems(files: Iterable[IndexFile]) -> set[str]:

@@ -5,18 +5,19 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
 from packaging.pylock import Package, Pylock, PylockValidationError
 
 from envbuild.errors import LockError, UsageError
 from envbuild.files import staged_folder, write_whole, written_whole
-from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
+from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target, package_of
 from envbuild.lock.settings import local_path
-from envbuild.lock.system import package_of
 from envbuild.oci.digest import Digest
+from envbuild.validation import read_values
 
 if TYPE_CHECKING:
     from envbuild.lock.identity import Proof
@@ -29,14 +30,12 @@ _ADDRESS = re.compile(r"https?://[^\s$]+")
 """Addresses that a requirements file may hold: pip and uv replace `${NAME}` by variables of the environment."""
 _LOCK_AGAIN = "give a pylock.toml that envbuild wrote, unchanged"
 _LIMIT = 64 << 20
+Text = Annotated[str, Meta(min_length=1)]
 _CHUNK = 1 << 20
 
 
 def requirements_text(lock: Lock) -> bytes:
-    """A requirements file with one hash for each distribution; equal locks give equal bytes, and no index is named.
-
-    Wheels that no index need have are named by their address.
-    """
+    """A requirements file with hashes; equal locks give equal bytes. Only wheels that no index has have an address."""
     lines = [
         f"# Locked by envbuild for {lock.target}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
@@ -98,7 +97,7 @@ def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
         return _lock(Pylock.from_dict(tomllib.loads(data.decode())), folder)
     except PylockValidationError as error:
         raise LockError(f"not a valid pylock.toml: {error}", where=where, todo=_LOCK_AGAIN) from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise LockError(f"not a lock of envbuild: {error}", where=where, todo=_LOCK_AGAIN) from error
 
 
@@ -108,10 +107,7 @@ def toml_string(text: str) -> str:
 
 
 def read_held(folder: Path) -> Lock | None:
-    """The lock in a folder; None when there is none.
-
-    LockError when another program wrote it, UsageError where no lock can be written.
-    """
+    """The lock in a folder, if there is one; LockError for another program's, UsageError where none can be written."""
     path = folder / PYLOCK
     for other in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):
         todo = "give another folder by --out, or remove it"
@@ -205,56 +201,41 @@ def _table(name: str, values: Mapping[str, str]) -> list[str]:
     return ["", f"[tool.envbuild.{name}]", *lines] if lines else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """`[tool.envbuild]` of a lock."""
+
+    python: Text
+    machine: Text
+    glibc: Text
+    exclude_newer: str | None = None
+    slim: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()
+    owners: dict[str, str] = field(default_factory=dict)
+    base: dict[str, str] = field(default_factory=dict)
+    packages: tuple[dict[str, Any], ...] = ()
+
+
 def _lock(parsed: Pylock, folder: Path | None) -> Lock:
     """The lock in a valid pylock.toml; ValueError when envbuild did not write it."""
-    ours: Any = (parsed.tool or {}).get("envbuild")
-    target = _target(ours)
-    wheels = {package.name: _wheel(package, folder) for package in parsed.packages}
-    addressed = {str(name) for name, wheel in wheels.items() if _ADDRESS.fullmatch(wheel.url)}
-    if len(wheels) < len(parsed.packages):
-        raise ValueError("a distribution is listed twice")
+    ours = {key.replace("-", "_"): value for key, value in (parsed.tool or {}).get("envbuild", {}).items()}
+    table = read_values(ours, _Table, "tool.envbuild")
+    wheels = {str(package.name): _wheel(package, folder) for package in parsed.packages}
+    packages = {it.name: it for it in map(package_of, table.packages)}
+    if len(wheels) < len(parsed.packages) or len(packages) < len(table.packages):
+        raise ValueError("a distribution or a system package is listed twice")
     return Lock(
-        target=target,
+        target=Target(python=table.python, machine=table.machine, glibc=table.glibc),
         wheels=tuple(wheels[name] for name in sorted(wheels)),
-        packages=_packages(ours),
-        owners=_texts(ours, "owners"),
-        base=_texts(ours, "base"),
-        slim=_names(ours, "slim"),
-        dropped=_names(ours, "dropped"),
-        direct=tuple(it for it in _names(ours, "direct") if it in addressed),
-        exclude_newer=moment if isinstance(moment := ours.get("exclude-newer"), str) else None,
+        packages=tuple(packages[name] for name in sorted(packages)),
+        owners=tuple(sorted(table.owners.items())),
+        base=tuple(sorted(table.base.items())),
+        slim=tuple(sorted(table.slim)),
+        dropped=tuple(sorted(table.dropped)),
+        direct=tuple(it for it in sorted(table.direct) if it in wheels and _ADDRESS.fullmatch(wheels[it].url)),
+        exclude_newer=table.exclude_newer,
     )
-
-
-def _texts(ours: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    table = ours.get(key)
-    texts = table.items() if isinstance(table, dict) else ()
-    return tuple(sorted((key, text) for key, text in texts if isinstance(text, str)))
-
-
-def _names(ours: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    array = ours.get(key)
-    return tuple(sorted(it for it in array if isinstance(it, str))) if isinstance(array, list) else ()
-
-
-def _packages(ours: Mapping[str, Any]) -> tuple[SystemPackage, ...]:
-    tables = ours.get("packages", [])
-    if not isinstance(tables, list) or not all(isinstance(it, Mapping) for it in tables):
-        raise ValueError("tool.envbuild.packages is not a list of tables")
-    packages = {it.name: it for it in map(package_of, tables)}
-    if len(packages) < len(tables):
-        raise ValueError("a system package is listed twice")
-    return tuple(packages[name] for name in sorted(packages))
-
-
-def _target(value: Any) -> Target:
-    if not isinstance(value, Mapping):
-        raise ValueError("tool.envbuild is missing")  # noqa: TRY004 - one kind of error for one kind of file
-    texts = [value.get(key) for key in ("python", "machine", "glibc")]
-    python, machine, glibc = (text if isinstance(text, str) else "" for text in texts)
-    if not (python and machine and glibc):
-        raise ValueError("tool.envbuild lacks python, machine or glibc")
-    return Target(python=python, machine=machine, glibc=glibc)
 
 
 def _wheel(package: Package, folder: Path | None) -> LockedWheel:
@@ -269,11 +250,7 @@ def _wheel(package: Package, folder: Path | None) -> LockedWheel:
         url = (folder.absolute() / wheel.path).as_uri()
     if not (package.version and url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):
         raise ValueError(f"{package.name} lacks version, url, size or sha256")
+    version, sha256 = str(package.version), Digest(wheel.hashes["sha256"].lower())
     return LockedWheel(
-        name=package.name,
-        version=str(package.version),
-        filename=wheel.filename,
-        sha256=Digest(wheel.hashes["sha256"].lower()),
-        size=wheel.size,
-        url=url,
+        name=package.name, version=version, filename=wheel.filename, sha256=sha256, size=wheel.size, url=url
     )

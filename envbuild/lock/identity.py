@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import VerifyError
-from envbuild.lock.facts import Counted, WheelFacts
+from envbuild.lock.facts import WheelFacts
+from envbuild.lock.faults import listed
 from envbuild.lock.index import IndexFile
-from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.model import Lock, LockedWheel, best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.lock.resolution import Question, locked_wheel
-from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags, same_version
 from envbuild.manifest.packages import Distribution
+from envbuild.report import Reporter
 
 Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out", "added"]
 
@@ -33,10 +34,7 @@ class Identity:
     """As the run had it; of one that was added, as it is locked."""
     outcome: Outcome
     why: str = ""
-    """`was built from source`, `by tensorflow-cpu 2.15.1`, or the reason for which it is left out.
-
-    Nothing where it is identical.
-    """
+    """`was built from source`, `by tensorflow-cpu 2.15.1`; nothing where it is identical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +52,10 @@ class Proof:
     def summary(self) -> str:
         """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
         head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
-        replaced, left_out, added = self.those("replaced"), self.those("left out"), self.those("added")
-        head += f", {len(replaced)} replaced: {_listed(f'{it.name} {it.why}' for it in replaced)}" if replaced else ""
-        head += f", {len(left_out)} left out: {_listed(it.name for it in left_out)}" if left_out else ""
-        head += f", {len(added)} added: {_listed(it.name for it in added)}" if added else ""
+        replaced = [f"{it.name} {it.why}" for it in self.those("replaced")]
+        left_out, added = ([it.name for it in self.those(outcome)] for outcome in ("left out", "added"))
+        for outcome, names in (("replaced", replaced), ("left out", left_out), ("added", added)):
+            head += f", {len(names)} {outcome}: {listed(names, _SHOWN)}" if names else ""
         differing = [*self.those("different build"), *self.those("locally modified")]
         parts = [f"{it.name} {it.why}" for it in differing[:_SHOWN]]
         parts += [f"{len(differing) - _SHOWN} more differ"] if len(differing) > _SHOWN else []
@@ -72,14 +70,9 @@ class Proof:
 
     def doubted(self, doubts: Mapping[str, str]) -> "Proof":
         """The proof where wheels, by name, whose RECORD proves nothing are `unknown` instead of `identical`."""
-        return Proof(
-            identities=tuple(
-                replace(it, outcome="unknown", why=doubts[it.name])
-                if it.outcome == "identical" and it.name in doubts
-                else it
-                for it in self.identities
-            )
-        )
+        doubtful = {it.name for it in self.those("identical")} & doubts.keys()
+        pairs = ((it, replace(it, outcome="unknown", why=doubts.get(it.name, ""))) for it in self.identities)
+        return Proof(identities=tuple(new if old.name in doubtful else old for old, new in pairs))
 
     def require_identical(self) -> None:
         """Refuse a lock that is not proven to be the run's; VerifyError names every distribution and why."""
@@ -88,33 +81,30 @@ class Proof:
             join = {"replaced": " ", "left out": ": "}
             lines = [f"  {it.name} {it.version}: {it.outcome}{join.get(it.outcome, ': it ')}{it.why}" for it in others]
             many = f"{len(others)} of {len(self.identities)}"
-            raise VerifyError("\n".join([f"{many} distributions are not proven to be the run's:", *lines]),
-                              where="--require-identical", todo=_OWN_FILES)  # fmt: skip
+            what = "\n".join([f"{many} distributions are not proven to be the run's:", *lines])
+            raise VerifyError(what, where="--require-identical", todo=_OWN_FILES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absent:
-    """Why a distribution of the run is not in the lock."""
+class Absent(NamedTuple):
+    """Why a distribution of the run is not in the lock, and the one that takes its place, if there is one."""
 
     why: str
     successor: str = ""
-    """The distribution that takes its place; empty where none does."""
 
 
 def prove(
     locked: Lock,
     distributions: Iterable[Distribution],
     question: Question,
-    report: Counted,
+    reporter: Reporter,
     absent: Mapping[str, Absent] | None = None,
 ) -> tuple[Lock, Proof, tuple[str, ...]]:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    The remarks name these wheels. RECORD is read by range requests, or from a file of this machine. `absent` has the
-    reasons for which distributions of the run are not in the lock, by name.
+    The remarks name these wheels. `absent` says why distributions of the run are not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-    facts = question.reader.all_facts(locked.wheels, report)
+    facts = question.reader.all_facts(locked.wheels, reporter)
     wheels, identities, remarks = [], [], []
     for wheel, known in zip(locked.wheels, facts, strict=True):
         had = run.get(wheel.name)
@@ -137,7 +127,7 @@ def prove(
 
 def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
     """The identity of a distribution of the run that the lock does not have in its version."""
-    known = absent.get(name, Absent(why="it is not among what was locked"))
+    known = absent.get(name, Absent("it is not among what was locked"))
     successor = {name, canonicalize_name(known.successor)}
     wheel = next((it for it in locked.wheels if it.name in successor), None)
     outcome: Outcome = "replaced" if wheel else "left out"
@@ -148,19 +138,15 @@ def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Abs
 def allowed_files(locked: Lock, distributions: Iterable[Distribution], question: Question) -> Lock:
     """Take the file that the run's record allows, where a resolver took another one of the release."""
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-
-    def chosen(wheel: LockedWheel) -> LockedWheel:
-        had = run.get(wheel.name)
-        if had is None or not same_version(had.version, wheel.version):
-            return wheel
-        allowed = {*had.origin.hashes}
-        if not allowed or wheel.sha256.hex in allowed:
-            return wheel
-        files = [(it.filename, it) for it in _siblings(wheel, question) if it.sha256 and it.sha256.hex in allowed]
-        own = best_wheel(files, question.target)
-        return locked_wheel(own, question.reader.size(own)) if own else wheel
-
-    return replace(locked, wheels=tuple(map(chosen, locked.wheels)))
+    wheels = []
+    for wheel in locked.wheels:
+        had, own = run.get(wheel.name), None
+        allowed = set(had.origin.hashes) if had and same_version(had.version, wheel.version) else set()
+        if allowed and wheel.sha256.hex not in allowed:
+            files = [it for it in _siblings(wheel, question) if it.sha256 and it.sha256.hex in allowed]
+            own = best_wheel(((it.filename, it) for it in files), question.target)
+        wheels.append(locked_wheel(own, question.reader.size(own)) if own else wheel)
+    return replace(locked, wheels=tuple(wheels))
 
 
 def _identify(
@@ -183,11 +169,6 @@ def _identify(
     return _identity(wheel, outcome, why), wheel
 
 
-def _listed(texts: Iterable[str]) -> str:
-    every = list(texts)
-    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")
-
-
 def _identity(wheel: LockedWheel, outcome: Outcome, why: str) -> Identity:
     return Identity(name=wheel.name, version=wheel.version, outcome=outcome, why=why)
 
@@ -199,8 +180,6 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
     allowed = {exact} if exact else set(origin.hashes)
     if len(allowed) == 1:
         return ("identical", "") if wheel.sha256.hex in allowed else ("different build", "")
-    if had.content_sha256 is None and had.record_sha256 and not allowed:
-        return "unknown", "has a digest of its RECORD as an earlier envbuild took it; capture the run again to compare"
     if had.content_sha256 is None:
         several = "is one of several files that the record allows"
         return "unknown", several if wheel.sha256.hex in allowed else "has no hash in the run's record"

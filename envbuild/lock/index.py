@@ -1,23 +1,47 @@
-"""Package indexes and folders of wheels: the files of a project (simple repository API, HTML), and files in place."""
+"""Package indexes and folders of wheels: HTTP clients with credentials and retries, projects' files, files in place."""
 
 import io
+import netrc
+import os
+import re
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from html.parser import HTMLParser
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 import httpx
 from packaging.utils import InvalidSdistFilename, NormalizedName, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
-from envbuild.errors import LockError
-from envbuild.lock.client import Client, retried
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url, local_path
-from envbuild.lock.tags import parsed_wheel
-from envbuild.network import read_document
+from envbuild.errors import LockError, UsageError
+from envbuild.files import home_folder
+from envbuild.lock.model import parsed_wheel
+from envbuild.lock.settings import IndexSettings, asked_url, bare_url, local_path, read_settings
+from envbuild.network import enforce_minimum_rate, read_document, trusted_certificates
 from envbuild.oci.digest import Digest
+from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
 
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+
+RETRY = Retry(first=0.5, longest=30.0)
+_TIMEOUT = httpx.Timeout(30, connect=15)
+_WORKERS = 4
+"""Each has its own connection, and so its own name lookup, which takes seconds where a packet is lost."""
+_PEM = "give a file of certificates in PEM"
+_CORRECT_ADDRESS = "correct it; if it is correct, check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+_CHECK_NETWORK = "check the network, the proxy and the index settings of pip or uv, then run again"
+_GIVE_LOGIN = "give user and password in the index URL of pip's or uv's settings, or in ~/.netrc"
 PAGE_LIMIT = 64 << 20
 """Bytes of a project's page; the largest of the public index has some MiB."""
 _TAIL = 128 << 10
@@ -25,6 +49,176 @@ _TAIL = 128 << 10
 _STEP = 16 << 10
 _LIMIT = 64 << 20
 """Bytes that one request may ask for, and that a server without ranges may send."""
+
+
+class LateClient:
+    """A client that is created by its first request: a lock from the cache reads no certificates."""
+
+    def __init__(self, settings: IndexSettings | None) -> None:
+        self._settings, self._lock = settings, threading.Lock()
+        self._client: httpx.Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def stream(self, method: str, url: str, **options: Any) -> AbstractContextManager[httpx.Response]:
+        """As `httpx.Client.stream`."""
+        with self._lock:
+            self._client = self._client or make_client(self._settings or read_settings())
+        return self._client.stream(method, url, **options)
+
+
+Client = httpx.Client | LateClient
+
+
+class IndexAuth(httpx.Auth):
+    """Sends an index's credentials and query to its own host, and netrc's credentials to the hosts listed there."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        places: list[httpx.URL] = []
+        for place in (*settings.indexes, *settings.find_links):
+            with suppress(httpx.InvalidURL):
+                places.append(httpx.URL(place))
+        self._known = {(place.scheme, place.host, place.port): place for place in places if place.username}
+        self._queries = {(place.scheme, place.host, place.port): place.query for place in places if place.query}
+        self._netrc: netrc.netrc | None = None
+        with suppress(OSError, netrc.NetrcParseError):  # curl and pip ignore such a file too
+            self._netrc = netrc.netrc(os.environ.get("NETRC") or str(home_folder(os.environ) / ".netrc"))
+        self._keyring = lru_cache(_from_keyring) if settings.keyring else None
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Add the query that the index needs, and basic authentication where there are credentials for the host."""
+        url = request.url
+        origin = url.scheme, url.host, url.port
+        # Locked addresses have no query, as one may hold a token.
+        if origin in self._queries and not url.query:
+            request.url = url.copy_with(query=self._queries[origin])
+        place = self._known.get(origin)
+        login = self._from_address(place) if place else self._from_netrc(url.host)
+        yield from (httpx.BasicAuth(*login) if login else httpx.Auth()).auth_flow(request)
+
+    def _from_address(self, place: httpx.URL) -> tuple[str, str]:
+        """User and password of an index; a password that its address lacks from netrc, then from the keyring."""
+        if place.password:
+            return place.username, place.password
+        entry = self._from_netrc(place.host)
+        if entry and entry[0] == place.username:
+            return entry
+        return place.username, (self._keyring(place) if self._keyring else None) or ""
+
+    def _from_netrc(self, host: str) -> tuple[str, str] | None:
+        entry = self._netrc.authenticators(host) if self._netrc is not None else None
+        return (entry[0], entry[2] or "") if entry else None
+
+
+def make_client(settings: IndexSettings) -> httpx.Client:
+    """Create a client with the certificates, proxies and credentials that pip and uv would use."""
+    lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
+    client = httpx.Client(
+        verify=trusted(settings),
+        mounts=lax,
+        auth=IndexAuth(settings),
+        timeout=_TIMEOUT,
+        follow_redirects=True,
+        headers={"User-Agent": "envbuild", "Accept-Encoding": "identity"},
+    )
+    return enforce_minimum_rate(client)
+
+
+def in_parallel(function: Callable[[Value], Result], values: Iterable[Value]) -> list[Result]:
+    """Apply a function in a few threads; the first error ends it, and drops the calls that have not started."""
+    pool = ThreadPoolExecutor(_WORKERS)
+    try:
+        return list(pool.map(function, values))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def retried(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
+    """Run `action`, which asks for `url`, by RETRY as long as its error may be temporary; then raise LockError."""
+
+    def attempt(_number: int) -> Result:
+        try:
+            return action()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            answer = error.response if isinstance(error, httpx.HTTPStatusError) else None
+            may_pass = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
+            if not (answer.status_code in TRANSIENT_STATUSES if answer is not None else may_pass):
+                raise explained(error, url) from error
+            seconds = answer.headers.get("Retry-After", "") if answer is not None else ""
+            # The date form is ignored, as clocks differ.
+            after = float(seconds) if re.fullmatch(r"[0-9]{1,9}", seconds) else None
+            raise Transient(explained(error, url), after=after) from error
+
+    return RETRY.run(attempt, pause=pause)
+
+
+def explained(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> LockError:
+    """Return the LockError for a failed request: what failed, and what the user can do."""
+    what, todo = f"the package index could not be reached: {str(error) or type(error).__name__}", _CHECK_NETWORK
+    if isinstance(error, httpx.InvalidURL):
+        what, todo = f"the address is not valid: {error}", _CORRECT_ADDRESS
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        what, todo = f"the package index answered HTTP {status}", "run again later"
+        if status in {401, 403, 407}:
+            what, todo = f"the package index refused access (HTTP {status})", _GIVE_LOGIN
+        if status in {404, 410}:
+            what, todo = f"the file is not there (HTTP {status})", "lock again"
+    return LockError(what, where=bare_url(url), todo=todo)
+
+
+def check_bundle(path: Path) -> None:
+    """Check that the file of `--ca-bundle` holds a certificate; UsageError."""
+    where = f"--ca-bundle {path}"
+    if not path.is_file():
+        raise UsageError("there is no such file of certificates", where=where, todo=_PEM)
+    try:
+        _bundle_context(str(path))
+    except OSError as error:
+        raise UsageError(f"the CA bundle cannot be read: {error}", where=where, todo=_PEM) from error
+
+
+def trusted(settings: IndexSettings) -> ssl.SSLContext:
+    """The authorities of `--ca-bundle` alone, as with pip's `--cert`; else this machine's and pip's or certifi's.
+
+    OpenSSL itself reads SSL_CERT_FILE and SSL_CERT_DIR. LockError when a bundle cannot be read.
+    """
+    where = os.environ.get("SSL_CERT_FILE") or settings.certificates or ""
+    todo = "correct SSL_CERT_FILE, or cert in pip's settings"
+    try:
+        if settings.ca_bundle:
+            where, todo = f"--ca-bundle {settings.ca_bundle}", _PEM
+            return _bundle_context(settings.ca_bundle)
+        return trusted_certificates(settings.certificates)
+    except OSError as error:
+        raise LockError(f"the CA bundle cannot be read: {error}", where=where, todo=todo) from error
+
+
+@lru_cache(maxsize=4)
+def _bundle_context(bundle: str) -> ssl.SSLContext:
+    """A context with these authorities alone; OSError, of which ssl.SSLError is one, when there are none."""
+    context = ssl.create_default_context(cafile=bundle)
+    if not context.cert_store_stats()["x509"]:
+        raise ssl.SSLError("no certificate found")
+    return context
+
+
+def _from_keyring(place: httpx.URL) -> str | None:
+    """Ask the program `keyring`, by address and then by host, as pip and uv do."""
+    for service in (bare_url(str(place)), place.host):
+        command = ["keyring", "get", service, place.username]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        if not done.returncode and done.stdout.strip():
+            return done.stdout.strip()
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +261,16 @@ def size_of(client: Client, url: str) -> int:
             return path.stat().st_size
         except OSError as error:
             raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
-    size = retried(lambda: _content_length(client, url), url)
-    if size is None:
+
+    def ask() -> str:
+        with client.stream("GET", url, headers={"Range": "bytes=0-0"}) as part:
+            part.raise_for_status()
+            ranges = str(part.headers.get("Content-Range", ""))
+            return ranges.rpartition("/")[2] or str(part.headers.get("Content-Length", ""))
+
+    if not (size := retried(ask, url)).isdigit():
         raise LockError("the index does not give the size of the file", where=bare_url(url), todo="use another index")
-    return size
+    return int(size)
 
 
 def index_file(url: str, *, requires_python: str | None = None, yanked: str | None = None) -> IndexFile | None:
@@ -82,20 +282,12 @@ def index_file(url: str, *, requires_python: str | None = None, yanked: str | No
         name, version = wheel[:2] if wheel else parse_sdist_filename(filename)
     except (InvalidSdistFilename, InvalidVersion):
         return None
-    algorithm, _, value = parts.fragment.partition("=")
-    try:
-        sha256 = Digest(value.lower()) if algorithm == "sha256" else None
-    except ValueError:
-        sha256 = None
+    digest = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", parts.fragment)
+    sha256 = Digest(digest[1].lower()) if digest else None
     return IndexFile(
-        name=name,
-        version=version,
-        filename=filename,
-        url=bare_url(url),
-        sha256=sha256,
-        requires_python=requires_python,
-        yanked=yanked,
-    )
+        name=name, version=version, filename=filename, url=bare_url(url), sha256=sha256,
+        requires_python=requires_python, yanked=yanked,
+    )  # fmt: skip
 
 
 def parse_page(text: str, url: str) -> tuple[IndexFile, ...]:
@@ -153,26 +345,12 @@ def _folder(path: Path) -> tuple[IndexFile, ...]:
     return tuple(file for file in files if file is not None)
 
 
-def _content_length(client: Client, url: str) -> int | None:
-    """Content-Length of HEAD, else the total in Content-Range of a first byte, for servers that refuse HEAD."""
-    answer = client.head(url)
-    if answer.is_success and answer.headers.get("Content-Length", "").isdigit():
-        return int(answer.headers["Content-Length"])
-    with client.stream("GET", url, headers={"Range": "bytes=0-0"}) as part:
-        part.raise_for_status()
-        total = part.headers.get("Content-Range", "").rpartition("/")[2] or part.headers.get("Content-Length", "")
-    return int(total) if total.isdigit() else None
-
-
 class UnreadableError(Exception):
     """The server sends no ranges, or not the bytes that it was asked for."""
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on an index that is read by range requests, so that `zipfile` fetches only what it reads.
-
-    What was fetched is kept.
-    """
+    """A file on an index, read by range requests as `zipfile` asks for it, and kept."""
 
     def __init__(self, client: Client, url: str) -> None:
         super().__init__()

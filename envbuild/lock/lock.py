@@ -5,19 +5,18 @@ from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
+from envbuild.lock.dependencies import find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
-from envbuild.lock.model import Lock, Resolver, Target
+from envbuild.lock.model import Lock, Resolver, Target, same_version
 from envbuild.lock.resolution import Question, parsed_requirements
 from envbuild.lock.resolvers import Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
-from envbuild.lock.tags import same_version
 from envbuild.manifest.packages import Distribution, exact_version, name_of
-from envbuild.match.limits import broken_hand_limits
+from envbuild.match.pins import broken_hand_limits
 from envbuild.match.stack import Gaps
 
 
@@ -32,13 +31,10 @@ def lock(
 ) -> Lock:
     """Lock the requirements with `resolver`, and compare the files with the origins of the run's `distributions`.
 
-    `prefer` may replace files by others of the same releases before they are compared.
-    With `gaps` the dependencies of the requirements are added, and never move one of them.
-    A distribution that came from no index is accepted only as a wheel in a folder that find-links names: an index may
-    have another project under its name. A distribution that was installed from an address is locked as in `direct`, by
-    name; where that fails or does not fit, it has to be in such a folder as well.
-    Distributions whose version the requirements changed are not compared.
-    UnlockableError, a LockError, names everything that cannot be locked.
+    `prefer` may replace files by others of the same releases first. With `gaps` dependencies are added.
+    A distribution from no index is accepted only as a wheel in a find-links folder: an index may have another project
+    under its name. One from an address is locked as in `direct`, by name, else it has to be in such a folder as well.
+    UnlockableError names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
     kept = required_distributions(parsed, distributions)
@@ -67,15 +63,8 @@ def required_distributions(
     requirements: Sequence[Requirement], distributions: Iterable[Distribution]
 ) -> list[Distribution]:
     """The distributions that are required in exactly the version of the run."""
-    pins = {(canonicalize_name(it.name), _version(text)) for it in requirements if (text := exact_version(it))}
-    return [item for item in distributions if (canonicalize_name(item.name), _version(item.version or "")) in pins]
-
-
-def _version(text: str) -> Version | None:
-    try:
-        return Version(text)
-    except InvalidVersion:
-        return None
+    pins = {canonicalize_name(it.name): text for it in requirements if (text := exact_version(it))}
+    return [it for it in distributions if same_version(it.version, pins.get(canonicalize_name(it.name), ""))]
 
 
 def _resolve(
@@ -86,10 +75,7 @@ def _resolve(
     doubts: Mapping[str, Fault],
     fixed: Mapping[str, Direct],
 ) -> Lock:
-    """Resolve what came from no index in folders only, and all else everywhere; all faults of both at once.
-
-    What is `fixed` is not looked up: where gaps are filled, the resolver reads the requirements of these files.
-    """
+    """Resolve what came from no index in folders only, and all else but `fixed` files everywhere, with all faults."""
     split = gaps is None  # gaps have to be resolved together with everything else
     names = {it: str(canonicalize_name(it.name)) for it in requirements}
     texts = {name: "" if split else it.requirement for name, it in fixed.items()}
@@ -129,9 +115,9 @@ def _known_failures(locked: Lock, gaps: Gaps) -> list[Fault]:
     complete = "set source.complete to true in the manifest that `envbuild convert` writes of it"
     return [
         Fault(
-            requirement=it.pin,
-            why=f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
-            todo=f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
+            it.pin,
+            f"`{it.limit.breaks}` fails with {it.other}: {it.limit.reason}",
+            f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
             f"({it.limit.requirement}) by ==; if the run really had both, {complete}",
         )
         for it in broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
@@ -200,13 +186,16 @@ def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], question
     )
 
 
-def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question) -> tuple[str, ...]:
+def extra_pins(locked: Lock, extras: Sequence[str], question: Question) -> tuple[str, ...]:
     """The pins that `extras` (requirements) add to a lock without moving its own; LockError names both sides."""
     overrides = tuple(_overrides(locked, question).values())
     try:
         found = _tree(question, extras, Tree(constraints=constraints_of(locked, question), overrides=overrides))
+    except UnlockableError:
+        raise
     except LockError as error:
-        raise _both_sides(locked, extras, resolver, question, error) from error
+        error.todo = "ask for an older release of the extra, or train with the newer one: nothing may move the lock"
+        raise
     names = {it.name for it in locked.wheels}
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in names)
 
@@ -218,26 +207,6 @@ def constraints_of(locked: Lock, question: Question) -> tuple[str, ...]:
 
 def _tree(question: Question, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
     return resolve_tree(replace(question, requirements=parsed_requirements(inputs)), tree)
-
-
-def _both_sides(
-    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question, error: LockError
-) -> LockError:
-    """Name what an extra requires and what the lock has instead; `error` where that cannot be found out."""
-    pins = {it.name: it.version for it in locked.wheels}
-    try:
-        free = _tree(question, extras, Tree())
-        wheels = resolver.resolve(tuple(f"{name}=={version}" for name, version in free.items()), locked.target).wheels
-    except LockError:
-        return error
-    conflicts: list[Conflict | None] = [find_conflict("the extra", it, pins) for it in parsed_requirements(extras)]
-    conflicts += find_conflicts(wheels, question.reader.all_facts(wheels), locked.target, pins)
-    sides = [str(it) for it in conflicts if it is not None and it.version is not None]
-    if not sides:
-        return error
-    head = f"{', '.join(extras)} cannot be added to the lock, which nothing may move:"
-    todo = "ask for an older release of the extra, or train with the newer one"
-    return LockError("\n  - ".join([head, *sides]), where=error.where, todo=todo)
 
 
 def _overrides(locked: Lock, question: Question) -> dict[str, str]:

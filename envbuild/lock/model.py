@@ -1,10 +1,36 @@
-"""Lock: exact files for one Python and one platform."""
+"""A lock: exact files for one Python and one platform; and which wheels a target can use, the best first."""
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, Protocol, TypeVar
 
-from envbuild.match.stack import Gaps
+from msgspec import Meta
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import UsageError
+from envbuild.match.stack import Gaps, Stack
 from envbuild.oci.digest import Digest
+from envbuild.validation import read_values
+
+PACKAGE_NAME, PACKAGE_VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
+"""Of Debian packages (Debian Policy, sections 5.6.1 and 5.6.12)."""
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+"""Older names of manylinux levels (PEP 600)."""
+_LOWEST = {"x86_64": 5, "aarch64": 17}
+"""The first glibc 2.N that wheels of a machine were made for."""
+
+_GLIBC = re.compile(r"2\.([0-9]{1,3})")
+"""Each N has its own tags, so an N without a bound would fill the memory."""
+_OLDEST = "2.17"
+"""That of manylinux2014, the oldest that uv locks for."""
+
+Rank = Mapping[Tag, int]
+Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
+Named = TypeVar("Named")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +70,28 @@ class LockedWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemPackage:
-    """One Debian package, by content."""
+    """One Debian package, by content; the texts become parts of command lines and addresses."""
 
-    name: str
-    version: str
+    name: Annotated[str, Meta(pattern=rf"\A{PACKAGE_NAME}\Z")]
+    version: Annotated[str, Meta(pattern=rf"\A{PACKAGE_VERSION}\Z")]
     """As Debian has it, with its epoch: `1:1.2.13.dfsg-1`."""
-    architecture: str
+    architecture: Annotated[str, Meta(pattern=r"\A[a-z0-9-]+\Z")]
     """`amd64`, `arm64` or `all`."""
-    filename: str
+    filename: Annotated[str, Meta(pattern=r"\A(?:(?!\.)[\w.+~%:-]+/)*[a-z0-9][\w.+~%:-]*\.deb\Z")]
     """Its path in an archive, which all mirrors have in common: `pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_amd64.deb`."""
     sha256: Digest
-    size: int
+    size: Annotated[int, Meta(gt=0)]
     """Bytes."""
 
     @property
     def basename(self) -> str:
         """The name of its file."""
         return self.filename.rpartition("/")[2]
+
+
+def package_of(value: Mapping[str, Any]) -> SystemPackage:
+    """Read a package from an untrusted file; ValueError where it is not valid."""
+    return read_values({**value, "sha256": {"hex": value.get("sha256")}}, SystemPackage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +133,76 @@ class Resolver(Protocol):
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
     ) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
+        """Lock all requirements, `local` from folders only; LockError names all that cannot be locked at once."""
 
-        `local` looks only in folders of this machine, and in no index.
-        """
-        ...
+
+def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:
+    """The target without a base: the run's Python, and `glibc`, else the default base's or the framework's lowest."""
+    lowest = Target(python=stack.python, machine=stack.machine, glibc=stack.glibc_minimum)
+    if glibc is not None:
+        asked = replace(lowest, glibc=glibc)
+        if glibc_minor(asked) < glibc_minor(lowest):
+            what = f"the framework's wheel needs glibc {stack.glibc_minimum}"
+            raise UsageError(what, where=f"--glibc {glibc}", todo="ask for that or a later one")
+        return asked
+    return max(lowest, replace(lowest, glibc=base_glibc or _OLDEST), key=glibc_minor)
+
+
+def glibc_minor(target: Target) -> int:
+    """The N of glibc 2.N; UsageError for anything else."""
+    found = _GLIBC.fullmatch(target.glibc)
+    if found is None:
+        raise UsageError(f"glibc {target.glibc!r} is not a glibc version", todo="give it as 2.N, such as 2.36")
+    return int(found[1])
+
+
+@lru_cache(maxsize=16)
+def ranked_tags(target: Target) -> Rank:
+    """Every tag that the target accepts, with its place: 0 is the best."""
+    version = tuple(int(part) for part in target.python_minor.split("."))
+    name = "cp" + "".join(map(str, version))
+    abi = f"{name}m" if version < (3, 8) else name
+    platforms = list(_platforms(target))
+    tags = [*cpython_tags(version, [abi], platforms), *compatible_tags(version, name, platforms)]
+    return {tag: place for place, tag in reversed(list(enumerate(tags)))}
+
+
+def parsed_wheel(filename: str) -> Parsed | None:
+    """The name, version, build and tags in a wheel's file name; None for any other file."""
+    try:
+        return parse_wheel_filename(filename)
+    except (InvalidWheelFilename, InvalidVersion):
+        return None
+
+
+def same_version(text: str | None, other: str) -> bool:
+    """Whether both are the same version (PEP 440), however written."""
+    try:
+        return text is not None and Version(text) == Version(other)
+    except InvalidVersion:
+        return text == other
+
+
+def best_wheel(candidates: Iterable[tuple[str, Named]], target: Target) -> Named | None:
+    """The value whose file name an installer on the target takes: best tag, then highest build, then first name."""
+    rank = ranked_tags(target)
+    fitting: list[tuple[tuple[int, tuple[int, int, str], str], Named]] = []
+    for filename, value in candidates:
+        wheel = parsed_wheel(filename)
+        places = [rank[tag] for tag in wheel[3] if tag in rank] if wheel else []
+        if wheel and places:
+            number, suffix = wheel[2] or (-1, "")
+            fitting.append(((min(places), (-number, len(suffix), suffix), filename), value))
+    return min(fitting, key=lambda item: item[0])[1] if fitting else None
+
+
+def _platforms(target: Target) -> Iterator[str]:
+    """Platform tags in the order of packaging.tags: wheels built on such a machine, then the newest glibc first."""
+    lowest = _LOWEST.get(target.machine)
+    if lowest is None:
+        raise UsageError(f"machine {target.machine!r} is not supported", todo="use x86_64 or aarch64")
+    yield f"linux_{target.machine}"
+    for minor in range(glibc_minor(target), lowest - 1, -1):
+        yield f"manylinux_2_{minor}_{target.machine}"
+        if minor in _LEGACY:
+            yield f"{_LEGACY[minor]}_{target.machine}"

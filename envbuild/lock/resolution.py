@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from envbuild import report
 from envbuild.errors import LockError
-from envbuild.lock.client import Client, LateClient, in_parallel
-from envbuild.lock.dependencies import Conflict, find_conflict, marker_environment, readable_requirements
+from envbuild.lock.dependencies import find_conflict, marker_environment, readable_requirements
 from envbuild.lock.facts import FactReader
 from envbuild.lock.faults import Fault, UnlockableError, diagnose
-from envbuild.lock.index import IndexFile, files_of, index_file
+from envbuild.lock.index import Client, IndexFile, LateClient, files_of, in_parallel, index_file
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, folders_only, local_path, read_settings, without_credentials
 from envbuild.manifest.packages import exact_version
@@ -81,16 +80,13 @@ def open_question(
 
 def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
     """Parse requirements, so that no option reaches a resolver; LockError names all that are invalid."""
-    parsed, invalid = [], []
-    for text in texts:
-        try:
-            parsed.append(Requirement(text))
-        except InvalidRequirement:
-            invalid.append(text)
-    if invalid:
+    texts = tuple(texts)
+    parsed = tuple(readable_requirements(texts))
+    if len(parsed) < len(texts):
+        invalid = ", ".join(repr(it) for it in texts if not [*readable_requirements([it])])
         todo = "correct the name and version in the manifest"
-        raise LockError(f"not a requirement: {', '.join(map(repr, invalid))}", where="requirements", todo=todo)
-    return tuple(parsed)
+        raise LockError(f"not a requirement: {invalid}", where="requirements", todo=todo)
+    return parsed
 
 
 def run_resolver(
@@ -136,9 +132,8 @@ def failure(question: Question, output: str) -> LockError:
     drop += " (not the framework)"
     places = "give other folders: --find-links DIR" if offline else _SETTINGS
     todo = f"correct the versions, leave one out by {drop}, or {places}"
-    source_only = ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(output))) if question.gaps else ""
-    if source_only:
-        todo = f"name the version of {source_only} in the record and add --build; or give its wheel: --find-links DIR"
+    if question.gaps and (names := ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(output)))):
+        todo = f"name the version of {names} in the record and add --build; or give its wheel: --find-links DIR"
         todo += f"; or leave out what requires it: {drop}"
     what = f"the requirements cannot be locked for {question.target}: {message}"
     return LockError(what, where=question.settings.places, todo=todo)
@@ -150,7 +145,7 @@ def complete(
     """Make the lock of the chosen files: ask for missing sizes, and raise UnlockableError when anything is missing."""
     names = {file.name for file in chosen}
     faults = [
-        Fault(requirement=str(it), why="the resolver left it out", todo="name it by version, as in name==1.0")
+        Fault(str(it), "the resolver left it out", "name it by version, as in name==1.0")
         for it in question.requirements
         # A resolver may leave out what a marker excludes; a file was chosen before.
         if it.marker is None and not _is_file(it) and canonicalize_name(it.name) not in names
@@ -161,29 +156,18 @@ def complete(
     faults += [fault for fault in in_parallel(lambda file: _confusion(question, file), hashed) if fault]
     if faults:
         raise UnlockableError(faults, question.target, where=question.settings.places)
-    known = in_parallel(
-        lambda pair: question.reader.size(pair[0]) if pair[1] is None else pair[1],
-        zip(hashed, sizes, strict=True),
-    )
+    pairs = zip(hashed, sizes, strict=True)
+    known = in_parallel(lambda pair: question.reader.size(pair[0]) if pair[1] is None else pair[1], pairs)
     wheels = [locked_wheel(file, size) for file, size in zip(hashed, known, strict=True)]
-    return Lock(
-        target=question.target,
-        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
-        yanked=tuple(sorted(yanked.items())),
-    )
+    wheels.sort(key=lambda wheel: wheel.name)
+    return Lock(target=question.target, wheels=tuple(wheels), yanked=tuple(sorted(yanked.items())))
 
 
 def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
     """A file of an index as part of a lock."""
     assert file.sha256 is not None, "complete() refuses files without a hash"
-    return LockedWheel(
-        name=file.name,
-        version=str(file.version),
-        filename=file.filename,
-        sha256=file.sha256,
-        size=size,
-        url=file.url,
-    )
+    version, sha256 = str(file.version), file.sha256
+    return LockedWheel(name=file.name, version=version, filename=file.filename, sha256=sha256, size=size, url=file.url)
 
 
 def _is_file(requirement: Requirement) -> bool:
@@ -191,15 +175,11 @@ def _is_file(requirement: Requirement) -> bool:
 
 
 def _pin_fault(file: IndexFile, why: str, todo: str) -> Fault:
-    return Fault(requirement=f"{file.name}=={file.version}", why=why, todo=todo)
+    return Fault(f"{file.name}=={file.version}", why, todo)
 
 
 def _confusion(question: Question, file: IndexFile) -> Fault | None:
-    """The fault of a file that another index or folder has under the same name with other bytes.
-
-    Somebody may have published a file of theirs under the name of a private one ("dependency confusion"). Pages are
-    read only where more than one place could have the file.
-    """
+    """The fault of a file that another place has under the same name with other bytes ("dependency confusion")."""
     settings = question.settings
     folders = [Path(place) for place in settings.find_links if "://" not in place]
     paths = [folder / file.filename for folder in folders if (folder / file.filename).is_file()]
@@ -227,8 +207,7 @@ def _hashed(file: IndexFile) -> IndexFile:
         raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relaxed:
+class Relaxed(NamedTuple):
     """A pinned distribution, as if it required any version where another pin contradicts what it requires."""
 
     name: str
@@ -236,11 +215,9 @@ class Relaxed:
     requires: tuple[str, ...]
     extras: tuple[str, ...]
     """The extras that are required of it."""
-    conflicts: tuple[Conflict, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """What a resolver has to observe when it adds distributions."""
 
     before: str | None = None
@@ -323,20 +300,13 @@ def _contradicted(question: Question, pins: Lock) -> Iterator[Relaxed]:
     for wheel, facts in zip(pins.wheels, question.reader.all_facts(pins.wheels), strict=True):
         extras = extras_of.get(wheel.name, ())
         environments = [environment | {"extra": extra} for extra in ("", *extras)]
-        conflicts: list[Conflict] = []
-        requires = []
+        relaxed, requires = False, []
         for requirement in readable_requirements(facts.requires if facts else ()):
             conflict = find_conflict(f"{wheel.name} {wheel.version}", requirement, versions)
             marker = requirement.marker
             if conflict and conflict.version and (marker is None or any(map(marker.evaluate, environments))):
                 requirement.specifier = SpecifierSet()
-                conflicts.append(conflict)
+                relaxed = True
             requires.append(str(requirement))
-        if conflicts:
-            yield Relaxed(
-                name=wheel.name,
-                version=wheel.version,
-                requires=tuple(requires),
-                extras=extras,
-                conflicts=tuple(conflicts),
-            )
+        if relaxed:
+            yield Relaxed(wheel.name, wheel.version, tuple(requires), extras)

@@ -19,14 +19,12 @@ from packaging.version import Version
 
 from envbuild.errors import LockError, MissingComponentError, UsageError
 from envbuild.lock import resolution
-from envbuild.lock.client import in_parallel
 from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.formats import toml_string
-from envbuild.lock.index import IndexFile, index_file
-from envbuild.lock.model import Lock, Target
+from envbuild.lock.index import IndexFile, in_parallel, index_file
+from envbuild.lock.model import Lock, Target, best_wheel, glibc_minor, ranked_tags
 from envbuild.lock.resolution import Limits, Question, UnsolvedError, complete, failure, fill, open_question
 from envbuild.lock.settings import IndexSettings, pip_environment, uv_environment, uv_program
-from envbuild.lock.tags import best_wheel, glibc_minor, ranked_tags
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
 
@@ -56,28 +54,26 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UvResolver:
-    """Resolves with `uv pip compile`."""
+class _Resolver:
+    """Where a resolver looks."""
 
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
 
+
+class UvResolver(_Resolver):
+    """Resolves with `uv pip compile`."""
+
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
     ) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
-
-        `local` looks only in folders of this machine.
-        """
+        """As `Resolver.resolve`."""
         platforms = uv_platforms(target)
         with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
-            done, remarks = fill(
-                question,
-                lambda limits: _uv_compile(question, platforms, limits),
-                lambda: self.resolve(requirements, target, local=local),
-            )
+            alone = partial(self.resolve, requirements, target, local=local)
+            done, remarks = fill(question, partial(_uv_compile, question, platforms), alone)
             try:
                 packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
             except (tomllib.TOMLDecodeError, PylockValidationError) as error:
@@ -91,10 +87,7 @@ class UvResolver:
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
-    """The names that uv has for the target: the newest level that its glibc reaches, and the next if it is between.
-
-    UsageError when it reaches none.
-    """
+    """Name the target for uv: the newest level that its glibc reaches, and the next if it is between; UsageError."""
     ranked_tags(target)
     minor = glibc_minor(target)
     reached = [level for level in _LEVELS if level <= minor]
@@ -119,11 +112,10 @@ class Tree:
 
 def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
     """The version of each distribution that the requirements need, by normalised name; LockError with uv's message."""
-    pins = "".join(f"{it}\n" for it in tree.preferred)
-    files = {"constraints.txt": tree.constraints, "overrides.txt": tree.overrides}
+    files = {"constraints.txt": tree.constraints, "overrides.txt": tree.overrides, "pins.txt": tree.preferred}
     options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
     options += [option for name in tree.upgraded for option in ("--upgrade-package", name)]
-    texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()} | {"pins.txt": pins}
+    texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()}
     done = _run(question, uv_platforms(question.target)[-1], options, texts)
     if done.returncode:
         raise failure(question, done.stderr)
@@ -183,23 +175,17 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
         options += ["--exclude-newer", limits.before]
         options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
-    if limits.relaxed:
-        files["uv.toml"] = "".join(map(_metadata_table, limits.relaxed))
+    if limits.relaxed:  # metadata that uv uses instead of the wheels'
+        tables = (
+            ["[[dependency-metadata]]", f"name = {toml_string(it.name)}", f"version = {toml_string(it.version)}",
+             f"requires-dist = [{', '.join(map(toml_string, it.requires))}]",
+             f"provides-extra = [{', '.join(map(toml_string, it.extras))}]", ""]
+            for it in limits.relaxed
+        )  # fmt: skip
+        files["uv.toml"] = "\n".join(line for table in tables for line in table)
         # With UV_NO_CONFIG, as for --offline, uv reads only a file that is named.
         options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
     return options, files
-
-
-def _metadata_table(it: resolution.Relaxed) -> str:
-    """Metadata of a distribution that uv uses instead of its wheel's."""
-    lines = [
-        "[[dependency-metadata]]",
-        f"name = {toml_string(it.name)}",
-        f"version = {toml_string(it.version)}",
-        f"requires-dist = [{', '.join(map(toml_string, it.requires))}]",
-        f"provides-extra = [{', '.join(map(toml_string, it.extras))}]",
-    ]
-    return "\n".join([*lines, ""])
 
 
 def _chosen(package: Package, target: Target) -> _Offer:
@@ -215,32 +201,21 @@ def _chosen(package: Package, target: Target) -> _Offer:
     return best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipToolsResolver:
+class PipToolsResolver(_Resolver):
     """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
-
-    settings: IndexSettings | None = None
-    """Where to look; None for pip's and uv's own settings."""
-    cache: Path | None = None
-    """Where facts of wheels are kept."""
 
     def resolve(
         self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
     ) -> Lock:
-        """Lock all requirements for `target`; LockError names everything that cannot be locked, all at once.
-
-        `local` looks only in folders of this machine. pip-compile always resolves dependencies too: without `gaps`
-        the lock leaves them out again, and pins that contradict each other are refused.
-        """
+        """As `Resolver.resolve`; without `gaps` pins that contradict each other are refused, unlike by uv."""
         check_host(target)
         if local and gaps is None:  # pip-compile would look for their dependencies in the folders as well
             return UvResolver(settings=self.settings, cache=self.cache).resolve(requirements, target, local=True)
         with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
             try:
                 # pip cannot override what a distribution requires, so nothing is relaxed.
-                pins_text, remarks = fill(
-                    question, partial(_pip_compile, question), lambda: Lock(target=target, wheels=())
-                )
+                alone = partial(Lock, target=target, wheels=())
+                pins_text, remarks = fill(question, partial(_pip_compile, question), alone)
             except LockError as error:
                 if isinstance(error.__cause__, UnsolvedError) and not isinstance(error, UnlockableError):
                     error.todo = f"{_USE_UV}; or {error.todo}"
@@ -255,7 +230,7 @@ class PipToolsResolver:
             # Unlike uv, pip-compile cannot be told to leave a distribution out.
             why = "another requirement asks for it, and the variant excludes it"
             excluded = sorted(pins.keys() & set(gaps.without if gaps else ()))
-            faults += [Fault(requirement=f"{it}=={pins[it][0]}", why=why, todo=_USE_UV) for it in excluded]
+            faults += [Fault(f"{it}=={pins[it][0]}", why, _USE_UV) for it in excluded]
             if faults:
                 raise UnlockableError(faults, target, where=question.settings.places)
             yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
@@ -316,5 +291,5 @@ def _pip_wheel(question: Question, name: str, pins: Pins) -> IndexFile | Fault:
         raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo=_USE_UV)
     if best.sha256 is not None and best.sha256.hex not in hashes:
         why = f"the index says sha256 {best.sha256.hex} for {best.filename}, pip-tools found others"
-        return Fault(requirement=f"{name}=={version}", why=why, todo="run again; the index may just be changing")
+        return Fault(f"{name}=={version}", why, "run again; the index may just be changing")
     return best

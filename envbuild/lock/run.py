@@ -1,20 +1,19 @@
 """A run's lock from end to end: pins, builds, upgrades and extras, and how the result compares with the run."""
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
-from envbuild.lock.client import LateClient, make_client
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
-from envbuild.lock.facts import Counted, FactReader, WheelFacts
+from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
 from envbuild.lock.identity import Absent, Proof, allowed_files, prove
-from envbuild.lock.index import size_of
+from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
     constraints_of,
@@ -25,8 +24,8 @@ from envbuild.lock.lock import (
     required_distributions,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, LockedWheel, Resolver, Target
-from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
+from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
+from envbuild.lock.resolution import locked_wheel, open_question, parsed_requirements
 from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
@@ -39,12 +38,12 @@ from envbuild.lock.sources import (
     note_other_places,
     note_unhashed,
 )
-from envbuild.lock.tags import same_version
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, name_of
 from envbuild.match.pins import REASON
 from envbuild.match.stack import Gaps, PinChange, Stack
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENT, Reporter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +70,8 @@ class Options:
     """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
     """Whether the target's glibc may be raised to the lowest that serves all wheels."""
-    say: Callable[[str], object] = lambda _: None
-    """Called with what is about to be fetched or built."""
-    counted: Counted = lambda *_: None
-    """Progress in wheels read, while the lock is compared with the run."""
+    reporter: Reporter = SILENT
+    """Gets what is about to be fetched or built, and how many wheels are compared with the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,7 @@ class LockedRun:
         yanked = (f"{name} was withdrawn from its index ({why or 'no reason given'})" for name, why in self.lock.yanked)
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
-        conflicts = (conflict.note for conflict in self.conflicts)
+        conflicts = (f"{it}, {'as' if it.of_run else 'unlike'} in the run" for it in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
         return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
 
@@ -117,10 +114,7 @@ def lock_run(
     options: Options,
     gaps: Gaps | None = None,
 ) -> LockedRun:
-    """Lock a run's requirements for `target`, and prefer the run's own files where an index still has them.
-
-    UnlockableError, a LockError, names everything that cannot be locked.
-    """
+    """Lock a run's requirements, with its own files where an index has them; UnlockableError names every fault."""
     settings = options.settings or read_settings()
     if settings.offline and not settings.find_links:
         what = "there is no place to look: --offline forbids indexes, and no folder is given"
@@ -128,7 +122,7 @@ def lock_run(
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         kept = required_distributions(parsed_requirements(requirements), distributions)
-        direct = fetch_direct(kept, settings, options.cache, Path(name), options.say)
+        direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
         run = _compare(first, distributions, options, direct)
     completed = (gaps.before or "none") if gaps else None
@@ -137,33 +131,25 @@ def lock_run(
 
 def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockedRun:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
-    options = replace(
-        options,
-        fixed=(stack.distribution,),
-        changes=stack.changes,
-        dropped=stack.dropped,
-        system=run.platform.system,
-    )
+    options = replace(options, fixed=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
+    options = replace(options, system=run.platform.system)
     locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
     return replace(locked, warnings=(*locked.warnings, *_doubts(locked, run, stack.distribution)))
 
 
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
-    """Add requirements and what they need to a lock without moving anything in it; also the pins that were added.
-
-    LockError names both sides where an extra and the lock exclude each other.
-    """
+    """Add requirements and what they need to a lock without moving anything in it; also the added pins. LockError."""
     settings = options.settings or read_settings()
     with open_question((), locked.target, settings, options.cache) as question:
-        return _extend(locked, extras, _resolver(options, settings), question)
+        pins = extra_pins(locked, extras, question)
+    if not pins:
+        return locked, ()
+    joined = join_locks(locked, _resolver(options, settings).resolve(pins, locked.target))
+    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
 
 
 def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
-    """Lock what requirements add to an environment, with each of its own wheels as a constraint.
-
-    The result has the new wheels alone, and is for the same target. LockError names both sides where a requirement and
-    the environment exclude each other.
-    """
+    """Lock what requirements add to an environment, whose own wheels stay; only the new wheels. LockError."""
     whole, _ = lock_extras(below, tuple(requirements), options)
     names = {it.name for it in below.wheels}
     wheels = tuple(it for it in whole.wheels if it.name not in names)
@@ -200,8 +186,7 @@ def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Opti
 def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What was called identical stays so only where every file of the wheel is as in its RECORD; `checked` are files that
-    were compared already, by the wheel's sha256.
+    What is identical stays so only if each file is as in RECORD; `checked` ones were compared already, by wheel.
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, checked)
@@ -213,11 +198,11 @@ def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
-    doubts = {
-        wheel.name: (known.doubt if known else "") or mismatch
-        for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True)
-    }
-    return replace(run, proof=run.proof.doubted({name: doubt for name, doubt in doubts.items() if doubt}))
+    doubts = {}
+    for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True):
+        if doubt := (known.doubt if known else "") or mismatch:
+            doubts[wheel.name] = doubt
+    return replace(run, proof=run.proof.doubted(doubts))
 
 
 def refuse_changed(before: Lock, after: Lock, where: str) -> None:
@@ -231,8 +216,7 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         raise LockError("\n".join([head, *lines]), where=where, todo=todo)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FirstLock:
+class _FirstLock(NamedTuple):
     """A lock before upgrades and extras, the settings that it was made with, and what it took."""
 
     lock: Lock
@@ -270,16 +254,13 @@ def _first_lock(
         if options.raise_glibc and error.glibc:
             higher = replace(target, glibc=error.glibc)
             return _first_lock(requirements, higher, distributions, options, settings, gaps, direct)
-        left_out: dict[str, str] = {}
-        if options.system not in {None, "Linux"}:
-            with make_client(settings) as client:
-                left_out = {it.name: why_foreign(it, f"{options.system}", client) for it in error.faults}
-        left_out = {name: why for name, why in left_out.items() if why}
+        foreign = options.system if options.system and options.system != "Linux" else ""
+        left_out = {it.name: why for it in error.faults if foreign and (why := why_foreign(it, foreign))}
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
-    outcomes = [build_wheel(source, target, settings, options.cache, options.say) for source in sources]
+    outcomes = [build_wheel(source, target, settings, options.cache, options.reporter) for source in sources]
     if failed := [it for it in outcomes if isinstance(it, Fault)]:
         raise UnlockableError(failed, target)
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
@@ -310,16 +291,6 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
     return kind(settings=settings, cache=options.cache)
 
 
-def _extend(
-    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
-) -> tuple[Lock, tuple[str, ...]]:
-    pins = extra_pins(locked, extras, resolver, question)
-    if not pins:
-        return locked, ()
-    joined = join_locks(locked, resolver.resolve(pins, locked.target))
-    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
-
-
 def _compare(
     first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
 ) -> LockedRun:
@@ -336,16 +307,23 @@ def _compare(
             after = lock(pins, locked.target, resolver, distributions, direct=direct)
             locked, changes = after, explain_changes(locked, after, options.upgrade, question)
         if options.extras:
-            locked, added = _extend(locked, options.extras, resolver, question)
-        absent = {
-            it.name: Absent(why=it.reason, successor=name_of(it.after or "")) for it in options.changes if it.before
-        }
-        absent |= {name: Absent(why=why) for name, why in first.left_out}
-        locked, proof, remarks = prove(locked, distributions, question, options.counted, absent)
+            locked, added = lock_extras(locked, options.extras, replace(options, settings=places))
+        swapped = (it for it in options.changes if it.before)
+        absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in swapped}
+        absent |= {name: Absent(why) for name, why in first.left_out}
+        locked, proof, remarks = prove(locked, distributions, question, options.reporter, absent)
         facts = question.reader.all_facts(locked.wheels)
     conflicts = _conflicts(locked, facts, distributions, options.changes)
+    names = {wheel.name for wheel in locked.wheels}
+    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
+    owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
+    dropped = {}
+    for name in options.dropped:
+        dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
+        why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
+        dropped[name] = f"{REASON}; {why}"
     return LockedRun(
-        lock=replace(locked, owners=_owners(locked, distributions), dropped=options.dropped),
+        lock=replace(locked, owners=tuple(sorted(owners.items())), dropped=options.dropped),
         proof=proof,
         changes=changes,
         added=added,
@@ -353,12 +331,8 @@ def _compare(
         required=find_required(locked.wheels, facts, target),
         built=tuple((source.name, describe_source(source)) for source in first.built),
         warnings=first.lock.remarks,
-        remarks=(
-            *remarks,
-            *note_unhashed(locked, direct),
-            *note_other_places(locked, distributions, settings),
-        ),
-        left_out=(*((name, _why_dropped(name, conflicts)) for name in options.dropped), *first.left_out),
+        remarks=(*remarks, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
+        left_out=(*dropped.items(), *first.left_out),
     )
 
 
@@ -373,25 +347,10 @@ def _conflicts(
     pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
     pins |= {wheel.name: wheel.version for wheel in locked.wheels}
     had = {str(canonicalize_name(it.name)): it.version for it in distributions}
-    conflicts = []
-    for it in find_conflicts(locked.wheels, facts, locked.target, pins):
-        version = had.get(it.name)
-        of_run = version is None if it.version is None else same_version(version, it.version)
-        conflicts.append(replace(it, of_run=of_run))
-    return tuple(conflicts)
-
-
-def _why_dropped(name: str, conflicts: Iterable[Conflict]) -> str:
-    """Why `--drop` left a distribution out, and what still requires it."""
-    dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
-    return f"{REASON}; {f'still required by {dependants}' if dependants else 'nothing that stays requires it'}"
-
-
-def _owners(locked: Lock, distributions: Iterable[Distribution]) -> tuple[tuple[str, str], ...]:
-    """For paths of several locked distributions, the name of the one whose file the run had."""
-    names = {wheel.name for wheel in locked.wheels}
-    pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
-    return tuple(sorted({path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}.items()))
+    return tuple(
+        replace(it, of_run=same_version(had.get(it.name), it.version) if it.version else had.get(it.name) is None)
+        for it in find_conflicts(locked.wheels, facts, locked.target, pins)
+    )
 
 
 def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:

@@ -80,10 +80,7 @@ def local_path(url: str) -> Path | None:
 
 
 def asked_url(url: str, project: str = "") -> str:
-    """The address of an index's page, of the project if one is named, without user name and password.
-
-    The query follows the path, as with uv: some indexes identify users by `?token=...`.
-    """
+    """The address of an index's page, of `project` if named, without login; the query stays, as it may be a token."""
     parts = urlsplit(url)
     path = f"{parts.path.rstrip('/')}/{project}/" if project else parts.path
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], path, parts.query, ""))
@@ -115,8 +112,7 @@ def read_settings(find_links: Sequence[Path] = (), *, offline: bool = False) -> 
     """
     folders = tuple(_folder(path) for path in find_links)
     settings = _read_settings()
-    links = tuple(dict.fromkeys((*folders, *settings.find_links)))
-    settings = replace(settings, find_links=links)
+    settings = replace(settings, find_links=tuple(dict.fromkeys((*folders, *settings.find_links))))
     return folders_only(settings) if offline else settings
 
 
@@ -224,17 +220,13 @@ def _uv_settings(uv: str, environment: Mapping[str, str]) -> IndexSettings:
             cwd=folder, env=dict(environment), input="", capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode:
-        raise LockError(
-            "uv's settings cannot be read",
-            where=without_credentials(done.stderr.strip()),
-            todo="correct uv.toml or UV_*",
-        )
-    options = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("--")]
-    return IndexSettings(
-        default=next((value for option, value in options if option == "--index-url"), None),
-        extra=tuple(value for option, value in options if option == "--extra-index-url"),
-        find_links=tuple(value for option, value in options if option == "--find-links"),
-    )
+        where = without_credentials(done.stderr.strip())
+        raise LockError("uv's settings cannot be read", where=where, todo="correct uv.toml or UV_*")
+    found: dict[str, list[str]] = {"--index-url": [], "--extra-index-url": [], "--find-links": []}
+    for option, _, value in (line.partition(" ") for line in done.stdout.splitlines() if line.startswith("--")):
+        found.setdefault(option, []).append(value)
+    default, extra, links = (tuple(found[option]) for option in ("--index-url", "--extra-index-url", "--find-links"))
+    return IndexSettings(default=next(iter(default), None), extra=extra, find_links=links)
 
 
 def _with_password(url: str) -> str:
@@ -250,10 +242,7 @@ def _with_password(url: str) -> str:
 
 
 def _pip_settings() -> dict[str, str]:
-    """Pip's settings, by name: the environment overrides `[install]`, and that `[global]`.
-
-    Read here as in pip's documentation ("Configuration"), because pip takes 0.3 s to start.
-    """
+    """Pip's settings by name: environment, `[install]`, `[global]`. Read here, as pip takes 0.3 s to start."""
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}}
     for path in _pip_files():
         parser = configparser.RawConfigParser()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,11 @@ from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import LockError, MissingComponentError
 from envbuild.lock.download import fetch, fetch_unlocked, forget_damaged, wheel_path
 from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_build, listed, newer_glibc
-from envbuild.lock.model import Lock, LockedWheel, Target
+from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel, same_version
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
-from envbuild.lock.tags import best_wheel, glibc_minor, parsed_wheel, same_version
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
-
-Report = Callable[[str], object]
-"""Called with what is about to be fetched or built."""
+from envbuild.report import Reporter
 
 _EPOCH = "315532800"
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the first time that a zip can hold."""
@@ -62,18 +59,17 @@ class Direct:
             return None
         pin, newer = f"{wheel.name}=={wheel.version}", newer_glibc([wheel.filename], target)
         if newer:
-            return Fault(requirement=pin, why=NEWER_GLIBC, todo="", glibc=newer)
+            return Fault(pin, NEWER_GLIBC, "", glibc=newer)
         why = f"the run's wheel {wheel.url} does not fit {target}"
-        return Fault(requirement=pin, why=why, todo=OWN_WHEEL)
+        return Fault(pin, why, OWN_WHEEL)
 
 
 def fetch_direct(
-    distributions: Iterable[Distribution], settings: IndexSettings, cache: Path, folder: Path, report: Report
+    distributions: Iterable[Distribution], settings: IndexSettings, cache: Path, folder: Path, reporter: Reporter
 ) -> dict[str, Direct | Fault]:
     """Fetch the wheels of distributions that were installed from an address, by name; a Fault where that fails.
 
-    A folder that find-links names comes first, and nothing is fetched with `--offline`. `folder` gets a link to each
-    wheel under its own name. `lock` compares the hashes with the record's.
+    Folders of find-links come first. `folder` gets a link to each wheel; `lock` compares hashes with the record's.
     """
     found: dict[str, Direct | Fault] = {}
     for it in distributions:
@@ -82,34 +78,29 @@ def fetch_direct(
         if on_server and not settings.offline:
             name = str(canonicalize_name(it.name))
             try:
-                found[name] = _fetch_one(it, settings, cache, folder, report)
+                found[name] = _fetch_one(it, settings, cache, folder, reporter)
             except LockError as error:
                 why = f"its wheel cannot be fetched from {error.where}: {error.what}"
-                found[name] = Fault(requirement=f"{name}=={it.version}", why=why, todo=f"{PUBLISH}; or {error.todo}")
+                found[name] = Fault(f"{name}=={it.version}", why, f"{PUBLISH}; or {error.todo}")
     return found
 
 
 def note_other_places(locked: Lock, distributions: Iterable[Distribution], settings: IndexSettings) -> Iterator[str]:
     """Name what the record has from one place and the lock from another, unless the hash shows that it is the same."""
-
-    def index(address: str) -> str:
-        return bare_url(address).rstrip("/").lower()
-
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-    indexes = set(map(index, settings.indexes))
+    indexes = {bare_url(it).rstrip("/").lower() for it in settings.indexes}
     others: dict[str, list[str]] = {}
     for wheel in locked.wheels:
         had = run.get(wheel.name)
         if had is None or not same_version(had.version, wheel.version) or had.origin.kind not in {"index", "archive"}:
             continue
         place, hashes = bare_url(had.origin.url or ""), {had.origin.sha256, *had.origin.hashes}
-        same = wheel.url == place or wheel.sha256.hex in hashes or index(place) in indexes
+        same = wheel.url == place or wheel.sha256.hex in hashes or place.rstrip("/").lower() in indexes
         if place and not same and local_path(wheel.url) is None:
             others.setdefault(place, []).append(f"{wheel.name} {wheel.version}")
     here = " or ".join(map(bare_url, settings.indexes))
     for place, names in others.items():
-        are = "is" if len(names) == 1 else "are"
-        yield f"{listed(names)} {are} recorded from {place} and taken from {here}"
+        yield f"recorded from {place}, taken from {here}: {listed(names)}"
 
 
 def note_unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterator[str]:
@@ -121,7 +112,7 @@ def note_unhashed(locked: Lock, direct: Mapping[str, Direct | Fault]) -> Iterato
 
 
 def _fetch_one(
-    distribution: Distribution, settings: IndexSettings, cache: Path, folder: Path, report: Report
+    distribution: Distribution, settings: IndexSettings, cache: Path, folder: Path, reporter: Reporter
 ) -> Direct:
     origin, url = distribution.origin, bare_url(distribution.origin.url or "")
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
@@ -140,19 +131,15 @@ def _fetch_one(
         with source.open("rb") as file:
             sha256 = Digest.of_file(file)[0]
     elif sha256 is None or forget_damaged(cache, sha256) or not wheel_path(cache, sha256).is_file():
-        report(f"fetching {url}")
+        reporter.note(f"fetching {url}")
         sha256 = fetch_unlocked(url, cache, settings)
     assert sha256 is not None, "the file's digest is known by now"
     path, link = source or wheel_path(cache, sha256), folder / filename
     link.symlink_to(path)
     wheel = LockedWheel(
-        name=canonicalize_name(distribution.name),
-        version=distribution.version or "",
-        filename=filename,
-        sha256=sha256,
-        size=path.stat().st_size,
+        name=name, version=distribution.version or "", filename=filename, sha256=sha256, size=path.stat().st_size,
         url=url if path.is_relative_to(cache) else path.as_uri(),
-    )
+    )  # fmt: skip
     return Direct(wheel=wheel, path=link, hashed=known is not None)
 
 
@@ -170,6 +157,10 @@ class Commit:
     """Changes to the commit, as `git diff --binary` writes them."""
 
 
+class _BuildFailedError(Exception):
+    """Why a source gives no usable wheel."""
+
+
 def describe_source(source: Commit | LockedWheel) -> str:
     """The commit, or the file name and digest of a source distribution."""
     if isinstance(source, LockedWheel):
@@ -178,32 +169,22 @@ def describe_source(source: Commit | LockedWheel) -> str:
     return f"{source.repository} at {source.commit}{changed}"
 
 
-class _BuildFailedError(Exception):
-    """Why a source gives no usable wheel."""
-
-
 def commit_of(distribution: Distribution) -> Commit | None:
     """The commit of a distribution that came from version control or is editable; None when it is not known."""
     origin = distribution.origin
     if not can_build(distribution) or not distribution.version:
         return None
     return Commit(
-        name=canonicalize_name(distribution.name),
-        version=distribution.version,
-        repository=origin.remote or origin.url or "",
-        commit=origin.commit or "",
-        subdirectory=origin.subdirectory or "",
-        patch=(origin.patch or "") if origin.dirty else "",
-    )
+        name=canonicalize_name(distribution.name), version=distribution.version,
+        repository=origin.remote or origin.url or "", commit=origin.commit or "",
+        subdirectory=origin.subdirectory or "", patch=(origin.patch or "") if origin.dirty else "",
+    )  # fmt: skip
 
 
 def build_wheel(
-    source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, report: Report
+    source: Commit | LockedWheel, target: Target, settings: IndexSettings, cache: Path, reporter: Reporter
 ) -> Path | Fault:
-    """Build a wheel of a commit or an sdist, or take the one that was built before; a Fault says why that failed.
-
-    It runs the project's own build code, as this user. MissingComponentError when git is absent.
-    """
+    """Build a wheel by the project's own code, as this user, or take the one built before; a Fault says why not."""
     identity = asdict(source)
     if isinstance(source, LockedWheel):
         identity = {"filename": source.filename, "sha256": source.sha256.hex}
@@ -219,13 +200,13 @@ def build_wheel(
     try:
         built = read_entry(folder, _NOTE, decode)
         if built is None:
-            report(f"building {source.name} {source.version} from {describe_source(source)}")
+            reporter.note(f"building {source.name} {source.version} from {describe_source(source)}")
             built = _build_into(folder, source, target, settings)
         _check_glibc(built.name, target)
     except _BuildFailedError as error:
         why = f"no wheel could be built from {describe_source(source)}: {error}"
         todo = "build its wheel where that works and give its folder: --find-links DIR"
-        return Fault(requirement=f"{source.name}=={source.version}", why=why, todo=todo)
+        return Fault(f"{source.name}=={source.version}", why, todo)
     return built
 
 
@@ -311,16 +292,14 @@ def _check_glibc(filename: str, target: Target) -> None:
     """Refuse a native wheel that was built against a newer glibc than the target has."""
     parsed = parsed_wheel(filename)
     host = Target(python=target.python, machine=platform.machine(), glibc=platform.libc_ver()[1] or "2.0")
-    native = parsed is not None and any(tag.platform.startswith("linux_") for tag in parsed[3])
+    native = parsed and any(tag.platform.startswith("linux_") for tag in parsed[3])
     if native and glibc_minor(host) > glibc_minor(target):
         raise _BuildFailedError(f"built here it needs glibc {host.glibc}, the target has {target.glibc}")
 
 
-def _run(command: list[str], environment: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], env: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
     # A group-writable mask would go into the modes of the wheel's files.
-    return subprocess.run(
-        command, env=dict(environment), input=text, capture_output=True, text=True, check=False, umask=0o022
-    )
+    return subprocess.run(command, env=env, input=text, capture_output=True, text=True, check=False, umask=0o022)
 
 
 def _last(output: str) -> str:

@@ -3,22 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from envbuild.lock.model import SystemPackage
+from envbuild.lock.model import PACKAGE_NAME, PACKAGE_VERSION
 from envbuild.manifest.hardware import Native
 from envbuild.manifest.model import Platform
-from envbuild.oci.digest import Digest
 
-_NAME, _VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
-_SHAPES = {
-    "name": re.compile(_NAME),
-    "version": re.compile(_VERSION),
-    "architecture": re.compile(r"[a-z0-9-]+"),
-    "filename": re.compile(r"(?:(?!\.)[\w.+~%:-]+/)*[a-z0-9][\w.+~%:-]*\.deb"),
-    "sha256": re.compile(r"[0-9a-f]{64}"),
-}
-"""Debian Policy, sections 5.6.1 and 5.6.12: these texts become parts of command lines and addresses."""
 _OTHERS = re.compile(
     r"libc6|libc-bin|(?:lib)?python3(?:[.-].*)?|(?:lib)?python3\.\d+.*"
     r"|cuda-.*|nvidia-.*|libnv(?:idia|infer|jitlink|jpeg|toolsext|rtc|vm|fatbin|onnxparsers|parsers).*"
@@ -61,8 +51,7 @@ class BaseContents:
     """File names of shared libraries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(NamedTuple):
     """What a base lacks of a run's system libraries."""
 
     packages: tuple[RunPackage, ...] = ()
@@ -73,14 +62,11 @@ class Missing:
     """Packages that it has in another version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The packages to take from a mirror."""
+class Chosen(NamedTuple):
+    """Names and versions of the packages to take from a mirror, and warnings where they differ from the run's."""
 
     requests: tuple[tuple[str, str], ...] = ()
-    """Names and versions."""
     warnings: tuple[str, ...] = ()
-    """Where they differ from the run's."""
 
 
 def find_missing(native: Native | None, base: BaseContents) -> Missing:
@@ -92,9 +78,8 @@ def find_missing(native: Native | None, base: BaseContents) -> Missing:
             lacking.append(it)
         elif version != it.version:
             others.append(f"{it.name} {version} (the run had {it.version})")
-    notes = [f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"]
-    warnings = tuple(_without_counterpart(native, base))
-    return Missing(packages=tuple(lacking), warnings=warnings, notes=tuple(notes if others else ()))
+    note = f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"
+    return Missing(tuple(lacking), tuple(_without_counterpart(native, base)), (note,) if others else ())
 
 
 def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
@@ -102,7 +87,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     found: dict[tuple[str, str], list[str]] = {}
     for it in native.libraries if native else ():
         name, version = it.owner.name or "", it.owner.version or ""
-        valid = re.fullmatch(_NAME, name) and re.fullmatch(_VERSION, version)
+        valid = re.fullmatch(PACKAGE_NAME, name) and re.fullmatch(PACKAGE_VERSION, version)
         foreign = _OTHERS.fullmatch(name) or _NO_MATTER.fullmatch(it.name)
         if it.owner.kind == "debian" and valid and not foreign:
             found.setdefault((name, version), []).append(it.name)
@@ -113,10 +98,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
 
 
 def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
-    """Take the run's version of each package where the mirror has it, else apt's choice, with a warning.
-
-    `available` has the versions of each name, apt's choice first; `run` and `base` name their distributions.
-    """
+    """Take the run's version of each package where the mirror has it, else its first one, with a warning."""
     requests, warnings = [], []
     for it in wanted:
         name = next((name for name in spellings(it.name) if available.get(name)), None)
@@ -139,18 +121,6 @@ def spellings(name: str) -> tuple[str, ...]:
 def distribution_name(platform: Platform) -> str:
     """The name of the run's Linux distribution: `ubuntu 20.04`."""
     return " ".join(it for it in (platform.os_id, platform.os_version) if it) or "an unknown distribution"
-
-
-def package_of(value: Mapping[str, Any]) -> SystemPackage:
-    """Read a package from an untrusted file; ValueError where it is not valid."""
-    for key, shape in _SHAPES.items():
-        if not (isinstance(value.get(key), str) and shape.fullmatch(value[key])):
-            raise ValueError(f"a system package has no valid {key}")
-    size = value.get("size")
-    if type(size) is not int or size <= 0:
-        raise ValueError("a system package has no valid size")
-    texts = {key: value[key] for key in ("name", "version", "architecture", "filename")}
-    return SystemPackage(**texts, sha256=Digest(value["sha256"]), size=size)
 
 
 def _without_counterpart(native: Native | None, base: BaseContents) -> Iterator[str]:

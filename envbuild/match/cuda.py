@@ -9,10 +9,9 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.packages import name_of
-from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, WheelSet, within
-from envbuild.match.run import CudaPart, Run, label_cuda
+from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, WheelSet
+from envbuild.match.run import CUDA_WHEEL, CudaPart, Run, label_cuda
 from envbuild.match.stack import CudaChoice, CudaSource, Decision, Overrides
-from envbuild.match.variant import CUDA_WHEEL
 
 SITE_PACKAGES = "/opt/env/lib/python{}/site-packages"
 """Where an image has its distributions, by minor version of Python."""
@@ -61,9 +60,6 @@ class CudaPlan:
     base: CudaBase | None = None
     """The image that brings it; None where a person names it."""
     reason: str = ""
-    """Why this source."""
-    alternative: str = ""
-    """Which other one there is."""
     origin: str = ""
     """What the reason rests on."""
 
@@ -112,11 +108,11 @@ def applies(requirement: str, python: str, machine: str) -> bool:
 def cudnn_floor(wheel: FrameworkWheel, profiles: Profiles) -> CudaPart | None:
     """Return the lowest cuDNN that the build takes, and what states it; None where that is not known."""
     if wheel.cudnn_built:
-        return CudaPart(version=wheel.cudnn_built, source=wheel.source)
-    rows = (it for it in profiles.cudnn_floors if within(it, "tensorflow", wheel.version))
+        return CudaPart(wheel.cudnn_built, wheel.source)
+    rows = (it for it in profiles.cudnn_floors if it.covers("tensorflow", wheel.version))
     if wheel.distribution.startswith("tensorflow") and (row := next(rows, None)):
-        return CudaPart(version=row.minimum, source=row.source)
-    return CudaPart(version=wheel.cudnn, source=wheel.source) if wheel.cudnn else None
+        return CudaPart(row.minimum, row.source)
+    return CudaPart(wheel.cudnn, wheel.source) if wheel.cudnn else None
 
 
 def serves(version: str, floor: str) -> bool:
@@ -136,7 +132,7 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     if plan.source == "none":
         return ()
     built = (
-        f"the release was built with {wheel.cuda}" if plan.version != wheel.cuda else "what the wheel was built with"
+        "what the wheel was built with" if plan.version == wheel.cuda else f"the release was built with {wheel.cuda}"
     )
     if brings_cuda(run, wheel) and run.label:
         built = f"what the label of {run.own} {run.label} says"
@@ -147,22 +143,12 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     newest = f"the newest that {cudnn} allows is installed; " if cudnn and "." not in f"{plan.cudnn}" else ""
     least = f"the release takes {floor.version} or a later one of the same major version" if floor else "of the build"
     differs = plan.source == "base" and floor is not None and not serves(plan.cudnn or floor.version, floor.version)
-    other = "; the base has another one" if differs else ""
+    least += ("; the base has another one" if differs else "") + _compare(run.cudnn, plan.cudnn)
+    value, source = plan.cudnn or "as its build brings it", floor.source if floor else wheel.source
     return (
-        Decision(
-            what="cuda",
-            value=f"{plan.version}",
-            reason=built + _compare(run.cuda, plan.version),
-            source=wheel.source,
-        ),
-        Decision(
-            what="cudnn",
-            value=plan.cudnn or "as its build brings it",
-            reason=newest + least + other + _compare(run.cudnn, plan.cudnn),
-            source=floor.source if floor else wheel.source,
-            warning=differs,
-        ),
-        Decision(what="cuda source", value=plan.source, reason=plan.reason + plan.alternative, source=plan.origin),
+        Decision("cuda", f"{plan.version}", built + _compare(run.cuda, plan.version), wheel.source),
+        Decision("cudnn", value, newest + least, source, warning=differs),
+        Decision("cuda source", plan.source, plan.reason, plan.origin),
     )
 
 
@@ -184,11 +170,11 @@ def decide_variables(it: Selection, plan: CudaPlan, requirements: tuple[str, ...
     paths += [(plan.folders, plan.reason, plan.origin)] if plan.folders else []
     for folders, reason, source in paths:
         value = ":".join(f"{site}/{folder}" for folder in folders)
-        yield Decision(what="LD_LIBRARY_PATH", value=value, reason=reason, source=source)
-    compiler = next((row for row in it.profiles.compilers if within(row, "tensorflow", version)), None)
+        yield Decision("LD_LIBRARY_PATH", value, reason, source)
+    compiler = next((row for row in it.profiles.compilers if row.covers("tensorflow", version)), None)
     if compiler and any(name_of(text).startswith("nvidia-cuda-nvcc") for text in requirements):
         value = f"--xla_gpu_cuda_data_dir={site}/{compiler.folder}"
-        yield Decision(what="XLA_FLAGS", value=value, reason=compiler.reason, source=compiler.source)
+        yield Decision("XLA_FLAGS", value, compiler.reason, compiler.source)
 
 
 def _no_cuda(it: Selection) -> CudaPlan:
@@ -272,8 +258,7 @@ def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
         requirements=requirements,
         forced=requirements[-1:] if it.overrides.cudnn else (),
         folders=wheel_set.folders,
-        reason=wheel_set.reason,
-        alternative=other,
+        reason=wheel_set.reason + other,
         origin=wheel_set.source,
     )
 
@@ -309,13 +294,9 @@ def _from_base(it: Selection, base: CudaBase | None) -> CudaPlan:
 
 
 def _refusal(it: Selection, choice: CudaChoice) -> MatchError:
-    wheel, profiles, overrides = it.wheel, it.profiles, it.overrides
+    wheel, overrides = it.wheel, it.overrides
     if overrides.cuda:
-        known = {row.cuda for row in profiles.wheel_sets if wheel.cuda in row.serves}
-        known |= {row.cuda for row in profiles.bases if row.cuda == wheel.cuda}
-        names = ", ".join(sorted(known)) or "none"
-        why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {names}"
-        return overrides.refused("cuda", why)
+        return overrides.refused("cuda", f"no wheels and no base of that CUDA are known for {wheel.pin}")
     if choice == "wheels":
         what = f"{wheel.pin} needs CUDA {wheel.cuda}, and the index has no wheels of it"
         return MatchError(what, where="profiles/cuda.toml: wheel_set", todo="use --cuda-source base, or --variant cpu")
@@ -331,27 +312,20 @@ def _with_cuda(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
     if is_version(built, overrides.cuda) and all("==" in text for text in parts):
         return requirements
     if Version(overrides.cuda).major != Version(built).major:
-        why = f"{wheel.pin} was built with {built}, and opens libraries of that major version"
-        raise overrides.refused("cuda", why)
+        raise overrides.refused(
+            "cuda", f"{wheel.pin} was built with {built}, and opens libraries of that major version"
+        )
     pins = _pins(it.profiles, overrides.cuda, wheel.machine)
     missing = [name_of(text) for text in parts if name_of(text) not in pins]
     if missing or not parts:
-        cudas = {row.cuda for profile in it.profiles.frameworks for row in profile.wheels if "." in (row.cuda or "")}
-        by_cuda = {f"{cuda}": _pins(it.profiles, f"{cuda}", wheel.machine) for cuda in cudas}
-        names = {name_of(text) for text in parts}
-        known = [cuda for cuda, all_ in by_cuda.items() if names and names <= all_.keys() and not _outside(parts, all_)]
-        listed = ", ".join(sorted(known, key=Version)) or "none"
-        why = f"no wheels of that CUDA are known for {', '.join(missing) or wheel.pin}; known are {listed}"
+        why = f"no wheels of that CUDA are known for {', '.join(missing) or wheel.pin}"
         raise overrides.refused("cuda", why)
-    if broken := _outside(parts, pins):
+    # An exact requirement is what an override is there to replace.
+    ranges = [text for text in parts if "==" not in text]
+    fits = {text: Requirement(text).specifier.contains(pins[name_of(text)].partition("==")[2]) for text in ranges}
+    if broken := [text for text in ranges if not fits[text]]:
         raise overrides.refused("cuda", f"{wheel.pin} requires {', '.join(broken)}")
     return tuple(pins[name_of(text)] if text in parts else text for text in requirements)
-
-
-def _outside(parts: list[str], pins: dict[str, str]) -> list[str]:
-    """Ranges that the pins are not in; an exact requirement is what an override is there to replace."""
-    ranges = (it for it in parts if "==" not in it)
-    return [it for it in ranges if not Requirement(it).specifier.contains(pins[name_of(it)].partition("==")[2])]
 
 
 def _pins(profiles: Profiles, cuda: str, machine: str) -> dict[str, str]:

@@ -25,26 +25,25 @@ def decide_driver(
         reason = f"{reason}, which would be {minimum}"
         minimum = overrides.driver_minimum
     if minimum:
-        yield Decision(what="driver", value=f">={minimum}", reason=reason, source=source)
+        yield Decision("driver", f">={minimum}", reason, source)
         # The run's own driver, where the image would not start on it: the image often runs on that host, too.
         if run.driver and _DRIVER.fullmatch(run.driver) and Version(run.driver) < Version(minimum):
             why = f"the run's host had this one, and the image needs {minimum} or later: it does not run there as it is"
             source = "manifest: accelerator.driver"
-            yield Decision(what="driver of the run", value=run.driver, reason=why, source=source, warning=True)
-    served = {name: it for name, it in gpus.items() if _machine_code(wheel, it) or _ptx(wheel, it)}
-    served = served if wheel.compute_capabilities else gpus
+            yield Decision("driver of the run", run.driver, why, source, warning=True)
+    built = ", ".join(wheel.compute_capabilities)
+    served = {name: it for name, it in gpus.items() if not built or _machine_code(wheel, it) or _ptx(wheel, it)}
     for name, gpu in gpus.items():
         if name not in served:
-            built = ", ".join(wheel.compute_capabilities)
             reason = f"{wheel.pin} was built for {built}, so it cannot use a GPU of {gpu[0]}.{gpu[1]}"
-            yield Decision(what="gpu", value=name, reason=reason, source=wheel.source, warning=True)
+            yield Decision("gpu", name, reason, wheel.source, warning=True)
     for name, gpu in served.items():
         yield from _unsupported(name, gpu, cuda, profiles)
     for name in (name for name, capability in known.items() if capability is None):
         reason = "the compute capability of a GPU of this name is not known, so nothing is checked for it"
         source = "profiles/cuda.toml: capabilities"
         # Who names a GPU wants to know whether it serves; a run had one that did.
-        yield Decision(what="gpu", value=name, reason=reason, source=source, warning=run.hypothetical)
+        yield Decision("gpu", name, reason, source, warning=run.hypothetical)
 
 
 def _floor(
@@ -106,16 +105,12 @@ def _generations(gpu: Number, profiles: Profiles) -> list[Generation]:
 
 def _unsupported(name: str, gpu: Number, cuda: str, profiles: Profiles) -> Iterator[Decision]:
     """GPUs that came after the image's CUDA, or that it dropped; `12` alone can be any 12."""
-    version = tuple(int(it) for it in cuda.split("."))
+    version, capability = tuple(int(it) for it in cuda.split(".")), f"{gpu[0]}.{gpu[1]}"
     for row in _generations(gpu, profiles):
         if row.last_cuda and version[0] > int(row.last_cuda):
-            reason = (
-                f"CUDA {version[0]} has no support for GPUs of {gpu[0]}.{gpu[1]}; {row.last_cuda} was the last with it"
-            )
-            yield Decision(what="gpu", value=name, reason=reason, source=row.source, warning=True)
+            reason = f"CUDA {version[0]} has no support for GPUs of {capability}; {row.last_cuda} was the last with it"
+            yield Decision("gpu", name, reason, row.source, warning=True)
         if row.first_cuda and version < _number(row.first_cuda)[: len(version)]:
-            reason = (
-                f"the first CUDA for GPUs of {gpu[0]}.{gpu[1]} is {row.first_cuda}: the libraries of CUDA {cuda} and "
-                "its cuDNN were made before, and may have no code that runs on it"
-            )
-            yield Decision(what="gpu", value=name, reason=reason, source=row.source, warning=True)
+            reason = f"the first CUDA for GPUs of {capability} is {row.first_cuda}: the libraries of CUDA {cuda} and "
+            reason += "its cuDNN were made before, and may have no code that runs on it"
+            yield Decision("gpu", name, reason, row.source, warning=True)

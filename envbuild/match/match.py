@@ -1,21 +1,33 @@
-"""A manifest against the profiles: the stack that serves the run, or every candidate and why it lost."""
+"""A manifest, or a release without any run, against the profiles: the stack, or every candidate and why it lost."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.errors import UsageError
+from envbuild.errors import MatchError, UsageError
+from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
-from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, decide_cuda, decide_variables, plan_cuda
+from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, applies, decide_cuda, decide_variables, plan_cuda
 from envbuild.match.driver import decide_driver
-from envbuild.match.limits import bad_wheels, broken_limits, idle_cuda, lost_label, mixed_labels, other_cuda
-from envbuild.match.pins import Pins, decide_pins, dropped_from, without_dropped
-from envbuild.match.profiles import FrameworkWheel, Profiles
-from envbuild.match.run import CPU_LABEL, NO_FRAMEWORK, Run, machine_of, read_run
+from envbuild.match.pins import Pins, decide_pins, dropped_from, warnings_of, without_dropped
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
+from envbuild.match.run import (
+    CPU_LABEL,
+    NO_FRAMEWORK,
+    Run,
+    choose_wheel,
+    decide_variant,
+    find_release,
+    machine_of,
+    own_builds,
+    read_run,
+)
 from envbuild.match.stack import (
     OWN,
     CudaChoice,
@@ -26,8 +38,11 @@ from envbuild.match.stack import (
     Variant,
     VariantChoice,
     read_overrides,
-)  # fmt: skip
-from envbuild.match.variant import choose_wheel, decide_variant
+)
+
+_EXTRA = re.compile(r"cuda\d+(?=-pip\Z|\Z)")
+_VALUES = {"framework", "python", "variant", "cuda", "cudnn", "cuda source", "driver", "base", "glibc", "platform"}
+"""Decisions that are values of their own, no remarks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +81,14 @@ def match(
             cuda_source=cuda_source, overrides=overrides, machine=machine, exclude_newer=exclude_newer,
         )  # fmt: skip
         return dropped_from(stack, manifest, drop)
-    options = MatchOptions(
-        variant=variant,
-        cuda_source=cuda_source,
-        overrides=read_overrides(overrides),
-        exclude_newer=_moment_of(exclude_newer),
-    )
+    by_hand, moment = read_overrides(overrides), _moment_of(exclude_newer)
+    options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=by_hand, exclude_newer=moment)
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
     if machine and machine_of(machine) != run.machine:
         moved_to = machine_of(machine)
         reason = f"it was asked for; the run was on {run.machine}"
-        decisions += (Decision(what="platform", value=f"Linux {moved_to}", reason=reason, source="--platform"),)
+        decisions += (Decision("platform", f"Linux {moved_to}", reason, "--platform"),)
         # On another machine the build for the CPU need not have a label.
         label = "" if run.label.startswith(CPU_LABEL) else run.label
         system = run.system or "Linux"
@@ -92,7 +103,7 @@ def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:
         return ()
     others = f"{', '.join(it.name for it in run.others)} stays as it was installed"
     source = manifest.framework_source or "manifest: framework, numerics, native, model"
-    return (Decision(what="used", value=run.profile.name, reason=f"the run used it; {others}", source=source),)
+    return (Decision("used", run.profile.name, f"the run used it; {others}", source),)
 
 
 def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
@@ -100,10 +111,10 @@ def _accelerator(manifest: TrainingManifest) -> tuple[Decision, ...]:
     accelerator, source = manifest.accelerator, "manifest: accelerator"
     if accelerator and accelerator.kind == "tpu":
         reason = "no image for TPUs is made; the run's wheels for it stay, and nothing else is prepared"
-        return (Decision(what="accelerator", value="TPU", reason=reason, source=source, warning=True),)
+        return (Decision("accelerator", "TPU", reason, source, warning=True),)
     if accelerator and accelerator.kind == "none" and accelerator.gpus:
         reason = f"the record says that there was none, and lists {len(accelerator.gpus)} GPU(s), which are passed over"
-        return (Decision(what="accelerator", value="none", reason=reason, source=source, warning=True),)
+        return (Decision("accelerator", "none", reason, source, warning=True),)
     return ()
 
 
@@ -128,14 +139,7 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
     base = decide_base(wheel, plan, run.python, overrides, profiles)
     paths = tuple(decide_variables(selection, plan, pins.requirements))
     driver = tuple(decide_driver(run, wheel, plan.version, overrides, profiles)) if plan.version else ()
-    warnings = (
-        *lost_label(run, wheel),
-        *broken_limits(run, wheel, profiles),
-        *bad_wheels(pins.requirements, wheel, profiles),
-        *mixed_labels(pins.requirements, profiles),
-        *idle_cuda(variant, pins.requirements),
-        *other_cuda(run, wheel, pins.requirements, profiles),
-    )
+    warnings = warnings_of(run, wheel, pins, variant, profiles)
     decisions = (*_facts(run, wheel), *_assumptions(run, options), kind, *decide_cuda(selection, plan), *driver)
     return Stack(
         framework=run.profile.name,
@@ -167,32 +171,32 @@ def decide_base(
     if overrides.base:
         has = f"it has to have Python {python}, glibc {wheel.glibc} or later"
         cuda = f", and CUDA {plan.version}" if plan.source == "base" else ""
-        return Decision(what="base", value=overrides.base, reason=has + cuda, source=wheel.source)
+        return Decision("base", overrides.base, has + cuda, wheel.source)
     if row := plan.base:  # such an image has no Python, and its distribution has just one
         other = "" if row.python == minor else f", and its distribution has only {row.python}"
         build = f"envbuild base build --parent {row.image} --python {minor}, and name it by --set base=IMAGE"
         reason = f"{row.reason}. It has no Python{other}: make one with it, {build}"
-        return Decision(what="base", value=row.image, reason=reason, source=row.source)
+        return Decision("base", row.image, reason, row.source)
     if plan.source == "base":
         reason = f"no image with CUDA {plan.version} and Python is known; name one by --set base=IMAGE"
-        return Decision(what="base", value="", reason=reason, source="profiles/cuda.toml: base", warning=True)
+        return Decision("base", "", reason, "profiles/cuda.toml: base", warning=True)
     suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
     suite = next((it for it in suites if it.has_image(python)), None)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
         known = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}"
         reason, source = f"{known}: name a base by --set base=IMAGE", "profiles/cuda.toml: suite"
-        return Decision(what="base", value=name, reason=reason, source=source)
+        return Decision("base", name, reason, source)
     whose = "the run's Python" if python.count(".") > 1 else "the newest patch release of this Python"
-    return Decision(what="base", value=name, reason=f"{whose}; {suite.reason}", source=suite.source)
+    return Decision("base", name, f"{whose}; {suite.reason}", suite.source)
 
 
 def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     """What follows from the manifest and the wheel's row alone."""
     if run.profile is NO_FRAMEWORK:
         reason = "the run used none, so no CUDA is chosen"
-        none = Decision(what="framework", value="none", reason=reason, source="--framework")
-        python = Decision(what="python", value=run.python, reason=OWN, source="manifest: python.version")
+        none = Decision("framework", "none", reason, "--framework")
+        python = Decision("python", run.python, OWN, "manifest: python.version")
         return (none, python, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
     whose = "what was asked for" if run.hypothetical else OWN
@@ -202,9 +206,9 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     pythons = f"{whose}; there are wheels for {', '.join(wheel.pythons)}"
     glibc = "the lowest that the wheel's platform tags accept"
     decisions = [
-        Decision(what="framework", value=wheel.pin, reason=same, source=wheel.source),
-        Decision(what="python", value=run.python, reason=pythons, source=wheel.source),
-        Decision(what="glibc", value=f">={wheel.glibc}", reason=glibc, source=wheel.source),
+        Decision("framework", wheel.pin, same, wheel.source),
+        Decision("python", run.python, pythons, wheel.source),
+        Decision("glibc", f">={wheel.glibc}", glibc, wheel.source),
     ]
     if wheel.extra and wheel.distribution == "jax":
         decisions.append(_extra(run, wheel))
@@ -216,7 +220,7 @@ def _other_system(run: Run) -> Iterator[Decision]:
     if run.system not in {None, "Linux"}:
         reason = f"the run was on {run.system}; the image takes the Linux wheels of the same versions"
         platform = f"Linux {run.machine}"
-        yield Decision(what="platform", value=platform, reason=reason, source="manifest: platform.system")
+        yield Decision("platform", platform, reason, "manifest: platform.system")
 
 
 def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
@@ -227,7 +231,7 @@ def _extra(run: Run, wheel: FrameworkWheel) -> Decision:
     if run.hypothetical:
         reason = "it was asked for" if had else "none was asked for, and this one runs on the oldest drivers"
     notes = "".join(f"; {it}" for it in run.release.notes if re.match(r"cuda\d+:", it))
-    return Decision(what="extra", value=f"{wheel.extra}", reason=reason + notes, source=wheel.source)
+    return Decision("extra", f"{wheel.extra}", reason + notes, wheel.source)
 
 
 def _assumptions(run: Run, options: MatchOptions) -> Iterator[Decision]:
@@ -235,14 +239,12 @@ def _assumptions(run: Run, options: MatchOptions) -> Iterator[Decision]:
     if not run.machine_known or run.system is None:
         reason = "the run's record does not say; most runs are there, and --ran-on says otherwise"
         source = "manifest: source.unknown"
-        yield Decision(what="platform", value=f"Linux {run.machine}", reason=reason, source=source)
+        yield Decision("platform", f"Linux {run.machine}", reason, source)
     if not run.complete:
-        reason = (
-            "the run's record does not list everything that was installed; where it does, set source.complete to true "
-            "in the manifest that `envbuild convert` writes"
-        )
+        reason = "the run's record does not list everything that was installed; where it does, set source.complete "
+        reason += "to true in the manifest that `envbuild convert` writes"
         value = "what they require is added, in versions that fit them"
-        yield Decision(what="distributions", value=value, reason=reason, source="manifest: source.complete")
+        yield Decision("distributions", value, reason, "manifest: source.complete")
         before, source = _before(run, options), "--exclude-newer"
         if options.exclude_newer:
             reason = "it was asked for"
@@ -250,7 +252,7 @@ def _assumptions(run: Run, options: MatchOptions) -> Iterator[Decision]:
             reason = f"the record has no date; {source} DATE gives one"
         else:
             reason, source = f"the record was made then; {source} gives another date, or none", "manifest: created"
-        yield Decision(what="as of", value=before or "now", reason=reason, source=source)
+        yield Decision("as of", before or "now", reason, source)
 
 
 def _moment_of(date: str | None) -> str | None:
@@ -276,10 +278,7 @@ def _before(run: Run, options: MatchOptions) -> str | None:
 
 
 def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:
-    """What fills the gaps of a record: never what the variant excludes, and in conda's version where conda had it.
-
-    A requirement with extras that the run did not have brings its own in turn, so that it is a gap as well.
-    """
+    """What fills the gaps of a record: not what the variant excludes, in conda's versions. New extras are gaps too."""
     if run.complete and not any("[" in it.after for it in pins.changes if it.after and not it.before):
         return None
     kept = {name_of(it) for it in pins.requirements}
@@ -298,3 +297,162 @@ def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps 
         limits=() if run.complete else tuple(it for it in profiles.limits if it.breaks),
         before=before,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseStack:
+    """A release's stack, with what is worth knowing about it."""
+
+    stack: Stack
+    wheel: FrameworkWheel
+    """The row that it rests on."""
+    limits: tuple[str, ...]
+    """What the release needs of NumPy, protobuf, Keras and the like, with what its wheel should have said."""
+    notes: tuple[str, ...]
+
+
+def show_release(
+    text: str,
+    profiles: Profiles,
+    options: MatchOptions,
+    *,
+    python: str | None = None,
+    machine: str = "x86_64",
+    gpus: tuple[str, ...] = (),
+) -> ReleaseStack:
+    """Decide for `NAME==VERSION` as for a run that had nothing else.
+
+    By default for the newest Python that has a stack, and with CUDA where the distribution has it, unless `gpus` has
+    `none`. UsageError for a text that names no release, MatchError as `match`.
+    """
+    if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
+        raise UsageError(f"{python!r} is not a version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
+    named = _gpu_names(gpus)
+    run = _run(text, profiles, machine_of(machine), named)
+    without = _without_gpu(_parsed(text)[1], gpus, named)
+    variant: Variant = "gpu" if _variant(options, run, without).value == "gpu" else "cpu"
+    version = python or options.overrides.python
+    here = [it for it in run.release.wheels if it.machine == run.machine] or run.release.wheels
+    newest = sorted({minor for it in here for minor in it.pythons}, key=Version, reverse=True)
+    stack = _first(run, profiles, replace(options, variant=variant), [version] if version else newest)
+    run = replace(run, python=stack.python)
+    wheel, kind = choose_wheel(run, stack.variant), _variant(options, run, without)
+    decisions = [kind if it.what == "variant" else it for it in stack.decisions]
+    if not version:
+        why = "the newest that there is a stack for, as none was asked for"
+        pairs = ((it, f"{why}; {it.reason.partition('; ')[2]}") for it in decisions)
+        decisions = [replace(it, reason=reason) if it.what == "python" else it for it, reason in pairs]
+    remarks = [
+        it for it in sorted(stack.decisions, key=lambda it: not it.warning) if it.warning or it.what not in _VALUES
+    ]
+    lines = [f"{f'{it.what} {it.value}'.rstrip()}: {it.reason}" for it in remarks]
+    lines += [it for it in run.release.notes if not any(it in line for line in lines)]
+    hand = [it.requirement for it in profiles.limits if it.covers(wheel.distribution, wheel.version)]
+    return ReleaseStack(
+        stack=replace(stack, decisions=tuple(decisions)),
+        wheel=wheel,
+        limits=(*(it for it in wheel.limits if applies(it, stack.python, stack.machine)), *hand),
+        notes=tuple(lines),
+    )
+
+
+def _gpu_names(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs by name, which `none` among them denies; UsageError for a name that is empty, or for both at once."""
+    none = [it for it in gpus if it.strip().lower() == "none"]
+    if not all(it.strip() for it in gpus) or (none and len(gpus) > 1):
+        what = "--gpu takes the name of a GPU, or none alone"
+        raise UsageError(what, where=f"--gpu {', '.join(map(repr, gpus))}", todo='give --gpu H100, or --gpu "Tesla T4"')
+    return () if none else gpus
+
+
+def _without_gpu(extras: set[str], gpus: tuple[str, ...], named: tuple[str, ...]) -> Decision | None:
+    """Why the variant is the one for the CPU; None where nothing says so."""
+    if gpus:
+        none = Decision("variant", "cpu", "there is no GPU to run on", "--gpu none")
+        return None if named else none
+    if not extras or any("cuda" in it for it in extras):
+        return None
+    reason = f"the extra {', '.join(sorted(extras))} brings no CUDA; what else it requires is not listed"
+    return Decision("variant", "cpu", reason, "extras that were asked for")
+
+
+def _variant(options: MatchOptions, run: Run, without: Decision | None) -> Decision:
+    """What was asked for, else the one with CUDA."""
+    if options.variant != "auto":
+        return Decision("variant", options.variant, "it was asked for", "--variant")
+    if without:
+        return without
+    builds = own_builds(run)
+    if cuda := next((it for it in builds if it.cuda), None):
+        reason = "the release has a CUDA build"
+        if cuda.distribution != run.own:
+            reason = f"{run.own} has no wheel of this version, and {cuda.pin} has the same code for CUDA"
+        return Decision("variant", "gpu", reason, cuda.source)
+    source = builds[0].source if builds else "profiles"
+    other = next((it for it in run.release.wheels if it.cuda and it.machine == run.machine), None)
+    reason = f"{run.own} has no CUDA build of this version"
+    reason += f"; {other.pin} is one, by --variant gpu" if other else ""
+    return Decision("variant", "cpu", reason, source)
+
+
+def _run(text: str, profiles: Profiles, machine: str, gpus: tuple[str, ...]) -> Run:
+    name, extras, version = _parsed(text)
+    profile = next((it for it in profiles.frameworks if name in it.distributions), None)
+    if profile is None:
+        known = ", ".join(sorted(name for it in profiles.frameworks for name in it.distributions))
+        raise MatchError(f"no profile knows {name}", where=name, todo=f"give a release of one of: {known}")
+    release = find_release(profile, name, version, profiles, where=text)
+    cuda = _cuda_extras(text, profile, release, extras, machine)
+    plugins = [f"jax-{it}-plugin" for it in cuda if profile.name == "jax"]
+    return Run(
+        profile=profile,
+        release=release,
+        own=name,
+        python="",
+        machine=machine,
+        system="Linux",
+        pins=((name, version), *((it, version) for it in plugins)),
+        label=version.partition("+")[2],
+        gpus=tuple(Gpu(name=it) for it in gpus),
+        hypothetical=True,
+    )
+
+
+def _cuda_extras(text: str, profile: FrameworkProfile, release: Release, extras: set[str], machine: str) -> list[str]:
+    """`cuda12` for each extra that brings it; MatchError for one that is unknown or not available."""
+    found = []
+    for extra in sorted(extras):
+        lost = next((it for it in release.notes if it.startswith(f"{extra}:") and machine in it), None)
+        cuda = sorted({it.extra for it in release.wheels if it.extra and it.machine == machine})
+        if extra not in (release.extras or cuda) or lost:
+            known = ", ".join(release.extras or cuda) or "none"
+            unknown = f"the profiles know no extra {extra} of {profile.name} {release.version}; they know {known}"
+            todo = f"leave it out, or ask for {', '.join(cuda)}" if cuda else "leave it out; no extra brings CUDA here"
+            what = f"{profile.name}[{extra}]=={release.version} is not available: {lost}" if lost else unknown
+            raise MatchError(what, where=text, todo=todo)
+        found += [match[0] for match in [_EXTRA.match(extra)] if match]
+    return found
+
+
+def _parsed(text: str) -> tuple[str, set[str], str]:
+    """Name, extras and exact version."""
+    wrong = UsageError(f"{text!r} names no release", where=text, todo="give NAME==VERSION: tensorflow==2.15.1")
+    try:
+        found = Requirement(text)
+    except InvalidRequirement:
+        raise wrong from None
+    pins = [it.version for it in found.specifier if it.operator == "=="]
+    if len(pins) != 1 or len(found.specifier) != 1 or pins[0].endswith("*") or found.marker or found.url:
+        raise wrong
+    return canonicalize_name(found.name), {str(canonicalize_name(it)) for it in found.extras}, pins[0]
+
+
+def _first(run: Run, profiles: Profiles, options: MatchOptions, pythons: list[str]) -> Stack:
+    """The stack for the first Python that has one; else the error that says why the first of them has none."""
+    first: MatchError | None = None
+    for python in pythons:
+        try:
+            return decide(replace(run, python=python), profiles, options)
+        except MatchError as error:
+            first = first or error
+    raise first or MatchError(f"no stack serves {run}")

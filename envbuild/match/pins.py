@@ -1,28 +1,34 @@
-"""The run's pins, and what a variant, a machine, a source of CUDA or a person changes about them."""
+"""The run's pins: what a variant, a machine, a source of CUDA or a person changes about them, and rules they break."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
-from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
 from envbuild.manifest.model import TrainingManifest
-from envbuild.manifest.packages import name_of
+from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_framework
-from envbuild.match.cuda import CudaPlan, Selection, applies
-from envbuild.match.run import CPU_LABEL, Run
+from envbuild.match.cuda import CudaPlan, Selection, applies, cudnn_floor, is_version, serves
+from envbuild.match.profiles import FrameworkWheel, Limit, Profiles, public_version
+from envbuild.match.run import CPU_LABEL, CUDA_WHEEL, JAX_PLUGIN, Run
 from envbuild.match.stack import Decision, PinChange, Stack
-from envbuild.match.variant import CUDA_WHEEL
 
 REASON = "--drop"
 """Why a distribution is left out that a person names."""
+_REPRODUCED = "the run had this version all the same, and the image keeps it"
+_REFUSED = "the record pins this version, which locking refuses"
+_SHARED = {"cudnn": "nvidia/cudnn/lib/libcudnn.so.N", "nccl": "nvidia/nccl/lib/libnccl.so.2"}
+"""Files that the wheels of all CUDAs install to the same path."""
+_MAJOR = re.compile(r"nvidia-(?:cublas|cudnn|cuda-runtime)(?:-cu(\d+))?\Z")
+"""Without a number it is that of CUDA 13."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class Pins(NamedTuple):
     """Requirements with what was changed about the run's."""
 
     requirements: tuple[str, ...]
@@ -32,10 +38,7 @@ class Pins:
 
 
 def decide_pins(it: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
-    """Keep every pin of the run except those that the choice excludes, and add what is missing.
-
-    `keep_others` says whether the other frameworks of the run keep their builds and their CUDA.
-    """
+    """Keep each pin that the choice allows, other frameworks' builds and CUDA if `keep_others`; add what is missing."""
     run, wheel = it.run, it.wheel
     changes = [change for pin in run.pins if (change := _change(it, plan, *pin, keep_others=keep_others))]
     changed = {change.name for change in changes}
@@ -65,13 +68,9 @@ def decide_pins(it: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
     decisions: tuple[Decision, ...] = ()
     if repair and broken:
         value = f"without {', '.join(broken)}"
-        decisions = (Decision(what="cuda requirements", value=value, reason=repair.reason, source=repair.source),)
+        decisions = (Decision("cuda requirements", value, repair.reason, repair.source),)
     requirements = [*kept, *(change.after for change in changes if change.after)]
-    return Pins(
-        requirements=tuple(sorted(requirements, key=lambda text: (name_of(text), text))),
-        changes=tuple(changes),
-        decisions=decisions,
-    )
+    return Pins(tuple(sorted(requirements, key=lambda text: (name_of(text), text))), tuple(changes), decisions)
 
 
 def _change(it: Selection, plan: CudaPlan, name: str, version: str, *, keep_others: bool) -> PinChange | None:
@@ -81,7 +80,7 @@ def _change(it: Selection, plan: CudaPlan, name: str, version: str, *, keep_othe
     if reason is None:
         after, reason = _other_build(it, name, version, keep_others)
     pin = f"{name}=={version}"
-    return PinChange(name=name, before=pin, after=after, reason=reason) if reason and after != pin else None
+    return PinChange(name, pin, after, reason) if reason and after != pin else None
 
 
 def _why_dropped(it: Selection, plan: CudaPlan, name: str, version: str, keep_others: bool) -> str | None:
@@ -106,7 +105,7 @@ def _why_other_framework(run: Run, it: Selection, name: str, version: str) -> st
     if name == wheel.distribution:
         if canonicalize_version(version) == canonicalize_version(wheel.version):
             return None
-        if _public(version) != _public(wheel.version):
+        if public_version(version) != public_version(wheel.version):
             return f"the run's framework says that it is {wheel.version}"
         return f"the {variant} variant is the build {wheel.version}"
     # Whether it has a CUDA build for the run's machine: in its release, else in the newest with one.
@@ -131,14 +130,10 @@ def _other_build(it: Selection, name: str, version: str, keep_others: bool) -> t
         return None, None
     if wheel.cuda is None and (run.moved or not label.startswith(CPU_LABEL)):
         # Whether PyTorch without a label is a CUDA build on this machine, in the run's version of it.
-        torch_version = _public((run.version_of("torch") or "").partition("+")[0])
+        torch_version = public_version((run.version_of("torch") or "").partition("+")[0])
         torch = next((row for row in it.profiles.frameworks if row.name == "torch"), None)
-        rows = [
-            row
-            for release in (torch.releases if torch else ())
-            for row in release.wheels
-            if release.version == torch_version and row.machine == run.machine
-        ]
+        releases = (it for it in (torch.releases if torch else ()) if it.version == torch_version)
+        rows = [row for release in releases for row in release.wheels if row.machine == run.machine]
         is_cuda = any(row.cuda for row in rows) if rows else run.machine == "x86_64"
         cpu = f"{name}=={public}" + (f"+{CPU_LABEL}" if is_cuda else "")
         return cpu, "the cpu variant has its build for the CPU, which on x86_64 is on PyTorch's own index only"
@@ -148,20 +143,13 @@ def _other_build(it: Selection, name: str, version: str, keep_others: bool) -> t
     return None, None
 
 
-def _public(text: str) -> Version | None:
-    try:
-        return Version(Version(text).public)
-    except InvalidVersion:
-        return None
-
-
 def _missing(kept: Iterable[str], wanted: Iterable[str]) -> list[str]:
     names = {name_of(it) for it in kept}
     return [it for it in wanted if name_of(it) not in names]
 
 
 def _added(requirement: str, reason: str) -> PinChange:
-    return PinChange(name=name_of(requirement), before=None, after=requirement, reason=reason)
+    return PinChange(name_of(requirement), None, requirement, reason)
 
 
 def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> TrainingManifest:
@@ -176,12 +164,9 @@ def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> Train
         raise UsageError(f"{used.distribution} is the run's framework", where=f"--drop {used.distribution}", todo=todo)
     framework = manifest.framework
     lost = framework is not None and canonicalize_name(framework.distribution) in dropped
-    return replace(
-        manifest,
-        distributions=tuple(it for it in manifest.distributions if canonicalize_name(it.name) not in dropped),
-        framework=None if lost else framework,
-        frameworks=tuple(it for it in manifest.frameworks if canonicalize_name(it.distribution) not in dropped),
-    )
+    kept = tuple(it for it in manifest.distributions if canonicalize_name(it.name) not in dropped)
+    frameworks = tuple(it for it in manifest.frameworks if canonicalize_name(it.distribution) not in dropped)
+    return replace(manifest, distributions=kept, framework=None if lost else framework, frameworks=frameworks)
 
 
 def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str]) -> Stack:
@@ -189,8 +174,7 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
     dropped = {canonicalize_name(it) for it in names}
     versions = {canonicalize_name(it.name): it.version for it in manifest.distributions}
     changes = [
-        PinChange(name=it, before=f"{it}=={version}" if (version := versions[it]) else it, after=None, reason=REASON)
-        for it in sorted(dropped)
+        PinChange(it, f"{it}=={version}" if (version := versions[it]) else it, None, REASON) for it in sorted(dropped)
     ]
     gaps = stack.gaps
     return replace(
@@ -200,3 +184,125 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
         changes=(*(it for it in stack.changes if it.name not in dropped), *changes),
         dropped=tuple(sorted(dropped)),
     )
+
+
+def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profiles: Profiles) -> Iterator[Decision]:
+    """Yield a warning for each rule that the pins break, and for what the run's other projects lack."""
+    yield from _lost_label(run, wheel)
+    yield from _broken_limits(run, wheel, profiles)
+    yield from _bad_wheels(pins.requirements, wheel, profiles)
+    yield from _idle_cuda(variant, pins.requirements)
+    yield from _other_cuda(run, wheel, pins.requirements, profiles)
+
+
+def _broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+    """Yield each pin of the run that its framework, or another of its distributions, does not allow."""
+    pins = {name: version for name, version in run.pins if name not in run.profile.distributions}
+    reported = set()
+    for broken in broken_hand_limits(pins | {wheel.distribution: wheel.version}, profiles.limits):
+        limit, refused = broken.limit, broken.limit.breaks and not run.complete
+        reason = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
+        if limit.breaks:
+            reported.add(broken.other)
+        yield Decision("limit", broken.other, reason, limit.source, warning=limit.breaks is not None)
+    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
+    for text in code.limits:
+        requirement, version = Requirement(text), run.version_of(name_of(text))
+        pin = f"{name_of(text)}=={version}"
+        if not version or pin in reported or not applies(text, run.python, run.machine):
+            continue
+        if is_pep440(version) and not requirement.specifier.contains(version, prereleases=True):
+            needs = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: its wheel requires it"
+            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", code.source, warning=True)
+
+
+class BrokenLimit(NamedTuple):
+    """Two versions that do not go together."""
+
+    pin: str
+    """What needs another version: `tensorflow==2.12.0`."""
+    other: str
+    """What it does not work with: `numpy==2.0.2`."""
+    limit: Limit
+
+
+def broken_hand_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
+    """Yield each limit kept by hand that versions, by normalised name, break."""
+    for limit in limits:
+        other = name_of(limit.requirement)
+        for name in limit.distributions:
+            covered = other in pins and limit.covers(name, pins.get(name, ""))
+            if covered and not limit.allows(pins[other]):
+                yield BrokenLimit(f"{name}=={pins[name]}", f"{other}=={pins[other]}", limit)
+
+
+def _lost_label(run: Run, wheel: FrameworkWheel) -> Iterator[Decision]:
+    """Warn of a build for another CUDA than the index has: its label was lost, or it was not a wheel."""
+    if run.built and wheel.cuda and not (is_version(run.built, wheel.cuda) or is_version(wheel.cuda, run.built)):
+        reason = f"the run's {run.own} was built with CUDA {run.built}, the wheel of that version with {wheel.cuda}: "
+        reason += "a tool that drops labels such as +cu118 recorded it, or another build was installed"
+        yield Decision("build", wheel.pin, reason, "manifest: framework.cuda", warning=True)
+
+
+def _bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
+    """Warn of a cuDNN that the framework would refuse, and of wheels of two CUDA in one environment."""
+    pins = {name_of(it): it.partition("==")[2] for it in requirements}
+    floor, own = cudnn_floor(wheel, profiles), f"{wheel.cuda}".split(".")[0]
+    cudnn = pins.get(f"nvidia-cudnn-cu{own}", "").removesuffix(".*")
+    if wheel.cuda and floor and is_pep440(cudnn) and not serves(cudnn, floor.version):
+        takes = f"{wheel.pin} takes {floor.version} or a later one of the same major version"
+        reason = f"{takes}; the run had another one and is reproduced"
+        yield Decision("limit", f"nvidia-cudnn-cu{own}=={cudnn}", reason, floor.source, warning=True)
+    for library, file in _SHARED.items():
+        names = sorted(it for it in pins if re.fullmatch(rf"nvidia-{library}-cu\d+", it))
+        if len(names) > 1:
+            reason = f"they all install {file}; the image has the run's, where its record says so, else the last one"
+            source = f"files of {' and '.join(names)} on the package index"
+            yield Decision(f"{library} twice", ", ".join(names), reason, source, warning=True)
+    libraries = ((name, JAX_PLUGIN.match(name) or _MAJOR.match(name)) for name in pins)
+    majors = {match[1] or "13": name for name, match in libraries if match}
+    if len(majors) > 1:
+        reason = "wheels of two major versions of CUDA are in one environment"
+        drivers = [it.minimum for it in profiles.drivers if it.cuda == max(majors, key=int)]
+        reason += "".join(f"; the higher one takes driver {it} or later" for it in drivers)
+        yield Decision(
+            "cuda twice",
+            ", ".join(majors[it] for it in sorted(majors)),
+            reason,
+            "manifest: distributions",
+            warning=True,
+        )
+
+
+def _idle_cuda(variant: str, requirements: Iterable[str]) -> Iterator[Decision]:
+    """Warn of CUDA wheels in an image for the CPU."""
+    names = [it for it in map(name_of, requirements) if CUDA_WHEEL.match(it) or it.startswith("nvidia-nccl-")]
+    if variant == "cpu" and names:
+        reason = "the image is for the CPU and keeps these CUDA wheels of the run; --variant cpu leaves them out"
+        yield Decision("unused cuda", ", ".join(names), reason, "manifest: distributions", warning=True)
+
+
+def _other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:
+    """Warn of frameworks beside the run's own one whose wheels require a CUDA that the image does not have."""
+    if wheel.cuda is None:
+        return
+    pins = {name_of(it): it.partition("==")[2] for it in requirements}
+    rows = (it for profile in profiles.frameworks if profile is not run.profile for it in profile.wheels)
+    for row in (it for it in rows if it.machine == run.machine and pins.get(it.distribution) == it.version):
+        if row.extra is not None or not row.cuda_requirements:
+            continue  # only rows that require CUDA without any extra
+        missing = []
+        for it in (it for it in row.cuda_requirements if applies(it, run.python, run.machine)):
+            version = pins.get(name_of(it))
+            if version and is_pep440(version):
+                lacking = not Requirement(it).specifier.contains(version, prereleases=True)
+            else:  # the lock of a record with gaps adds it
+                lacking = not version and run.complete and (version is None or "==" in it)
+            missing += [it] if lacking else []
+        if not run.complete and f"{row.cuda}".partition(".")[0] != wheel.cuda.partition(".")[0]:
+            reason = f"the lock adds its CUDA {row.cuda} beside the CUDA {wheel.cuda} of {wheel.pin}"
+            yield Decision("cuda twice", row.pin, reason, row.source, warning=True)
+        if missing:
+            needed = f"its wheel requires {', '.join(missing)}"
+            reason = f"{needed}; the image has the CUDA of {wheel.pin}, and others or none of these"
+            yield Decision("cuda of another", row.pin, reason, row.source, warning=True)

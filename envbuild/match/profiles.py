@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 from packaging.requirements import Requirement
@@ -31,7 +31,6 @@ class FrameworkWheel:
     distribution: Text
     """Normalised: `tensorflow-cpu`."""
     machine: Text
-    """`x86_64` or `aarch64`."""
     pythons: tuple[str, ...]
     """Minor versions that there is a wheel for: `3.11`; in rising order."""
     glibc: Text
@@ -78,12 +77,9 @@ class FrameworkWheel:
 
     def cited_for(self, python: str) -> "FrameworkWheel":
         """The row with the wheel for this minor version of Python as its source, where it has one of its own."""
-        tag = f"-cp{python.replace('.', '')}-"
-        for text in self.others:
-            name, _, digest = text.removesuffix(")").partition(" (sha256:")
-            if tag in name:
-                return replace(self, wheel=name, sha256=digest)
-        return self
+        own = next((it for it in self.others if f"-cp{python.replace('.', '')}-" in it.partition(" ")[0]), None)
+        name, _, digest = (own or self.source).removesuffix(")").partition(" (sha256:")
+        return replace(self, wheel=name, sha256=digest)
 
     @property
     def jaxlib(self) -> str | None:
@@ -160,7 +156,6 @@ class Repair:
     versions: tuple[str, ...]
     pythons: tuple[str, ...]
     drop: tuple[str, ...]
-    """Normalised names."""
     reason: Text
     source: Text
 
@@ -185,23 +180,32 @@ class Driver:
     source: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toolkit:
+class Toolkit(NamedTuple):
     """The driver that a CUDA release came with: what compiles PTX for a GPU that the machine code does not fit."""
 
-    cuda: Text
+    cuda: str
     """`12.5.1`; `12.5` is the first release of 12.5."""
-    driver: Text
-    source: Text
+    driver: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudnnFloor:
-    """The lowest cuDNN that a range of releases accepts at run time, where their wheels tell the major version only."""
+class _Range:
+    """Releases of a framework."""
 
     framework: Text
     first: Text
     last: Text
+
+    def covers(self, framework: str, version: str) -> bool:
+        """Whether the release is one of them."""
+        return self.framework == framework and Version(self.first) <= Version(version) <= Version(self.last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnFloor(_Range):
+    """The lowest cuDNN that a range of releases accepts at run time, where their wheels tell the major version only."""
+
     minimum: Text
     """`8.6`; any later minor version of the same major one is accepted too."""
     source: Text
@@ -225,12 +229,14 @@ class Limit:
 
     def covers(self, name: str, version: str) -> bool:
         """Whether the limit is about this release."""
-        release = _release(version) if name in self.distributions else None
+        release = public_version(version) if name in self.distributions else None
         return release is not None and Version(self.first) <= release <= Version(self.last)
 
     def allows(self, version: str) -> bool:
         """Whether the requirement accepts a version; True for what PEP 440 does not allow."""
-        return not _release(version) or Requirement(self.requirement).specifier.contains(version, prereleases=True)
+        return not public_version(version) or Requirement(self.requirement).specifier.contains(
+            version, prereleases=True
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,27 +285,22 @@ class WheelSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiler:
+class Compiler(_Range):
     """Releases whose XLA needs a flag to find the wheel with ptxas and libdevice."""
 
-    framework: Text
-    first: Text
-    last: Text
     folder: Text
     """Below site-packages: `nvidia/cuda_nvcc`."""
     reason: Text
     source: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capability:
+class Capability(NamedTuple):
     """The compute capability of GPUs, for records that have their names only."""
 
-    capability: Text
+    capability: str
     """`9.0`."""
     words: tuple[str, ...]
     """One of them is a word of the name: `H100`."""
-    source: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,19 +373,12 @@ class Profiles:
         return next((glibc for name, glibc in (*pythons, *cuda) if fnmatchcase(image, name)), None)
 
 
-def _release(text: str) -> Version | None:
+def public_version(text: str) -> Version | None:
     """The version without a local label; None for what PEP 440 does not allow."""
     try:
-        version = Version(Version(text).public)
+        return Version(Version(text).public)
     except InvalidVersion:
         return None
-    return version if version.release else None
-
-
-def within(row: "CudnnFloor | Compiler", framework: str, version: str) -> bool:
-    """Whether a row is about this release."""
-    release = Version(version)
-    return row.framework == framework and Version(row.first) <= release <= Version(row.last)
 
 
 _KEYS = {
@@ -433,10 +427,8 @@ def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
     gpus = read_profile(path, data, "capabilities", tuple[_Gpus, ...])
     return Profiles(
         frameworks=tuple(load_framework(folder, name) for name in names),
-        toolkits=tuple(Toolkit(cuda=k, driver=v, source=it.source) for it in toolkits for k, v in it.drivers.items()),
-        capabilities=tuple(
-            Capability(capability=k, words=v, source=it.source) for it in gpus for k, v in it.gpus.items()
-        ),
+        toolkits=tuple(Toolkit(cuda, driver, it.source) for it in toolkits for cuda, driver in it.drivers.items()),
+        capabilities=tuple(Capability(*pair) for it in gpus for pair in it.gpus.items()),
         **{name: read_profile(path, data, key, hints[name]) for name, key in _KEYS.items()},
     )
 
@@ -446,19 +438,12 @@ def load_framework(folder: Path, name: str) -> FrameworkProfile:
     path = folder / f"{name}.toml"
     data = read_toml(path)
     rows = read_profile(path, data, "release", tuple[_Release, ...])
-    releases = (
-        Release(
-            version=it.version,
-            wheels=tuple(replace(wheel, version=text["version"]) for wheel in it.wheel),
-            extras=it.extras,
-            notes=it.notes,
-        )
-        for it, text in zip(rows, data["release"], strict=True)
-    )
-    return FrameworkProfile(
-        name=read_profile(path, data, "framework", Text),
-        releases=tuple(sorted(releases, key=lambda it: it.version)),
-    )
+    releases = []
+    for it, text in zip(rows, data["release"], strict=True):
+        wheels = tuple(replace(wheel, version=text["version"]) for wheel in it.wheel)
+        releases.append(Release(version=it.version, wheels=wheels, extras=it.extras, notes=it.notes))
+    name = read_profile(path, data, "framework", Text)
+    return FrameworkProfile(name=name, releases=tuple(sorted(releases, key=lambda it: it.version)))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

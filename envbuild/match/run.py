@@ -1,7 +1,10 @@
-"""The facts of a manifest that decide, and the release that it names."""
+"""What a run had, as its manifest says it; the release that it names; and which build of that an image gets."""
 
+import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
@@ -9,9 +12,10 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import MatchError
 from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.model import Framework, TrainingManifest
-from envbuild.manifest.packages import Origin, is_pep440, name_of
+from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_accelerator, known_framework
-from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Profiles, Release
+from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, FrameworkWheel, Profiles, Release
+from envbuild.match.stack import Decision, Variant, VariantChoice
 
 NO_FRAMEWORK = FrameworkProfile(name="none", releases=())
 """The profile of a run that used no framework."""
@@ -25,12 +29,16 @@ _PYTHON_BUILD = re.compile(r"(^|_)py(\d|_|h)")
 """`py310h2b0b2b6_0`, `pyhd8ed1ab_0`, `nompi_py310hb7f3a3a_100`."""
 _PART_WHEELS = {"cuda": r"nvidia-cuda-runtime(-cu\d+)?", "cudnn": r"nvidia-cudnn-cu\d+"}
 _PART_CONDA = {"cuda": ("cudatoolkit", "cuda-cudart"), "cudnn": ("cudnn",)}
-_NEAR = 2
 _SHOWN = 5
+JAX_PLUGIN = re.compile(r"jax-cuda(\d+)-(plugin|pjrt)\Z")
+# NCCL alone is no sign of a GPU, as xgboost requires it everywhere; nor is nvidia-ml-py.
+CUDA_WHEEL = re.compile(r"nvidia-(?!nccl-).+-cu\d+\Z|nvidia-(cublas|cuda-runtime|cudnn|cufft)\Z|cuda-toolkit\Z")
+_CONDA_BUILDS = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "mkl": "cpu", "eigen": "cpu"}
+_GLIBC = "2.17"
+"""The oldest glibc that wheels are made for (manylinux2014)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaPart:
+class CudaPart(NamedTuple):
     """The version of a part of CUDA, and what states it."""
 
     version: str
@@ -51,11 +59,9 @@ class Run:
     python: str
     """Exact, without a vendor's suffix."""
     machine: str
-    """`x86_64` or `aarch64`."""
     system: str | None
     """None where the record does not say."""
     machine_known: bool = True
-    """Whether the record says the machine."""
     pins: tuple[tuple[str, str], ...]
     """Normalised names and versions, sorted."""
     label: str = ""
@@ -63,13 +69,9 @@ class Run:
     built: str | None = None
     """The CUDA that the framework itself says it was built with."""
     cuda: CudaPart | None = None
-    """The CUDA that the run used, where its record says so."""
     cudnn: CudaPart | None = None
-    """The cuDNN that the run used, where its record says so."""
     gpus: tuple[Gpu, ...] = ()
-    """The GPUs that the run saw."""
     gpus_known: bool = True
-    """Whether the record says if there were any."""
     build: str = ""
     """The build of conda's package that brought the framework; empty for a wheel."""
     complete: bool = True
@@ -77,7 +79,6 @@ class Run:
     conda: tuple[tuple[str, str], ...] = ()
     """Normalised names and versions of the Python packages that conda installed."""
     others: tuple[FrameworkProfile, ...] = ()
-    """The other frameworks that were installed."""
     moved: bool = False
     """Whether the image is for another machine than the run's."""
     hypothetical: bool = False
@@ -95,12 +96,8 @@ class Run:
     @property
     def labelled(self) -> str:
         """The framework's own version with its label: `2.1.0+cu118`."""
-        return f"{self.release.version}+{self.label}" if self.label and self.profile.name == "torch" else self.plain
-
-    @property
-    def plain(self) -> str:
-        """The framework's version without a label."""
-        return str(self.release.version)
+        label = f"+{self.label}" if self.label and self.profile.name == "torch" else ""
+        return f"{self.release.version}{label}"
 
     def version_of(self, name: str) -> str | None:
         """The version of a distribution that the run had."""
@@ -144,10 +141,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
 
 
 def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
-    """The frameworks whose profiles a run is matched to: its own, and those that it may have had beside; else all.
-
-    The distributions of a framework begin with its name.
-    """
+    """The frameworks of a run: its own, and those whose name a distribution of it begins with; else all."""
     own = manifest.framework.name if manifest.framework else None
     names = [canonicalize_name(it.name) for it in manifest.distributions]
     found = tuple(it for it in FRAMEWORKS if it == own or any(name.startswith(it) for name in names))
@@ -168,19 +162,11 @@ def releases_near(profile: FrameworkProfile, version: Version) -> tuple[str, ...
     """Return at most two releases below and two above, each with why it does not serve."""
     below = [it for it in profile.releases if it.version < version]
     above = [it for it in profile.releases if it.version > version]
-    near = [
-        (it, dict.fromkeys(python for wheel in it.wheels for python in wheel.pythons))
-        for it in (*below[-_NEAR:], *above[:_NEAR])
-    ]
-    return tuple(
-        f"{profile.name} {it.version}: another version (it has wheels for Python {', '.join(pythons)})"
-        for it, pythons in near
-    )
-
-
-def listing(first: str, lines: tuple[str, ...]) -> str:
-    """Return a sentence with one line for each candidate under it."""
-    return "\n  - ".join((first, *lines))
+    lines = []
+    for it in (*below[-2:], *above[:2]):
+        pythons = ", ".join(dict.fromkeys(python for wheel in it.wheels for python in wheel.pythons))
+        lines.append(f"{profile.name} {it.version}: another version (it has wheels for Python {pythons})")
+    return tuple(lines)
 
 
 def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[FrameworkProfile, str, str]:
@@ -213,41 +199,30 @@ def _only_independent(manifest: TrainingManifest, profiles: Profiles) -> Framewo
 
 def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
     names = [it.name for it in manifest.frameworks if it.name != "keras"]
+    own = "other commands take the manifest that `envbuild convert` then writes"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
-        todo = (
-            f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; other commands take the "
-            "manifest that `envbuild convert` then writes"
-        )
+        todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
         return MatchError(what, where="framework", todo=todo)
     pins = [f"{it.name} {it.version}" for it in manifest.distributions]
     more = f" and {len(pins) - _SHOWN} more" if len(pins) > _SHOWN else ""
     listed = f"its distributions are {', '.join(pins[:_SHOWN])}{more}" if pins else "it has no distributions at all"
     what = f"the record names none of {', '.join(it.name for it in profiles.frameworks)}; {listed}"
     todo = (
-        "for scikit-learn, XGBoost and others give --framework none (other commands take the manifest that `envbuild "
-        "convert --framework none` writes); else capture inside the environment that trained the model"
+        "for scikit-learn, XGBoost and others give --framework none; else capture inside the environment that trained"
     )
-    return MatchError(what, where="framework", todo=todo)
+    return MatchError(what, where="framework", todo=f"{todo}; {own}")
 
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
     """Name and version of every distribution; MatchError names those whose version the record does not have."""
-    unknown = [f"{it.name}: {_place_of(it.origin)}" for it in manifest.distributions if it.version is None]
+    unknown = [it for it in manifest.distributions if it.version is None]
     if unknown:
-        what = listing("the record does not say which version these had:", tuple(unknown))
-        todo = (
-            "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made of "
-            "it, and give the wheel's folder to pip or uv as find-links"
-        )
-        raise MatchError(what, where="distributions", todo=todo)
-    found = ((canonicalize_name(it.name), it.version or "") for it in manifest.distributions)
-    return tuple(sorted(found))
-
-
-def _place_of(origin: Origin) -> str:
-    place = " at ".join(filter(None, (origin.url, origin.commit or origin.requested_revision)))
-    return {"conda": "built by conda", "index": "from an index"}.get(origin.kind, f"installed from {place}")
+        lines = (f"{it.name}: {it.origin.url or f'from {it.origin.kind}'}" for it in unknown)
+        what = "\n  - ".join(("the record does not say which version these had:", *lines))
+        todo = "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made"
+        raise MatchError(what, where="distributions", todo=f"{todo}, and give its folder to pip or uv as find-links")
+    return tuple(sorted((canonicalize_name(it.name), it.version or "") for it in manifest.distributions))
 
 
 def conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
@@ -282,7 +257,7 @@ def find_release(
         others = f"; the known builds are {', '.join(f'+{it}' for it in (*builds, CPU_LABEL))}" if builds else ""
         why = f"its local label marks somebody's own build{others}"
         todo = f"use {own} {version.public} or a known build"
-    what = listing(f"no stack serves {own} {text}: {why}", releases_near(profile, version))
+    what = "\n  - ".join((f"no stack serves {own} {text}: {why}", *releases_near(profile, version)))
     raise MatchError(what, where=where, todo=todo)
 
 
@@ -291,13 +266,13 @@ def _cuda_part(manifest: TrainingManifest, part: str) -> CudaPart | None:
     components = manifest.native.components if manifest.native else ()
     found = [it for it in components if it.name == part]
     for component in sorted(found, key=lambda it: not it.loaded):
-        return CudaPart(version=component.version, source=component.source)
+        return CudaPart(component.version, component.source)
     for name, version in pins_of(manifest):
         if re.fullmatch(_PART_WHEELS[part], name):
-            return CudaPart(version=version, source=f"distribution {name}")
+            return CudaPart(version, f"distribution {name}")
     for package in manifest.conda.packages if manifest.conda else ():
         if package.name in _PART_CONDA[part]:
-            return CudaPart(version=package.version, source=f"conda package {package.name}")
+            return CudaPart(package.version, f"conda package {package.name}")
     return None
 
 
@@ -318,3 +293,142 @@ def machine_of(text: str) -> str:
         return _MACHINES[name]
     what = f"the frameworks have Linux wheels for x86_64 and aarch64, not for {text}"
     raise MatchError(what, where="platform.machine", todo="train on, or ask for, one of these machines")
+
+
+def decide_variant(run: Run, choice: VariantChoice) -> Decision:
+    """Return what was asked for, else what the run used; MatchError where its record does not tell."""
+    if choice != "auto":
+        return Decision("variant", choice, "it was asked for", "--variant")
+    if run.profile is NO_FRAMEWORK:
+        value, reason = ("gpu", "the run saw GPUs") if run.gpus else ("cpu", "no GPU is known of the run")
+        return Decision("variant", value, reason, "manifest: accelerator")
+    evidence = next(_evidence(run), None)
+    if evidence is None:
+        # The wheel runs with and without a GPU: an image for the wrong one is large, or slow.
+        what = f"the record does not say whether the run used a GPU: {run.own} {run.labelled} runs with and without"
+        todo = 'give --gpu none, or --gpu "Tesla T4"; or choose what to build by --variant cpu or --variant gpu'
+        raise MatchError(what, where="accelerator", todo=todo)
+    source = "manifest: framework, accelerator, distributions"
+    return Decision("variant", evidence[0], evidence[1], source)
+
+
+def _evidence(run: Run) -> Iterator[tuple[Variant, str]]:
+    """Yield what shows the variant, the strongest sign first."""
+    plugins = (name for name, _ in run.pins if JAX_PLUGIN.match(name))
+    plugin = next(plugins, None) if run.profile.name == "jax" or not run.others else None
+    if not any(it.cuda for it in own_builds(run)):
+        yield "cpu", f"the run's {run.own} {run.labelled} has no CUDA build for Linux {run.machine}"
+    if run.profile.name == "jax" and run.complete and not run.label and not plugin:
+        yield "cpu", "the run had no plug-in of JAX for CUDA"
+    if run.gpus:
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in run.gpus))
+        yield "gpu", f"the run saw {len(run.gpus)} GPU(s): {names}"
+    # Distributions that nobody installs without a GPU in mind.
+    if run.own == "tensorflow-gpu":
+        yield "gpu", "the run used tensorflow-gpu"
+    if label_cuda(run.label):
+        yield "gpu", f"the run had a build for CUDA, by its label +{run.label}"
+    others = _cuda_of_others(run)
+    wheels = (name for name, _ in run.pins if CUDA_WHEEL.match(name) and name not in others)
+    if wheel := plugin or next(wheels, None):
+        yield "gpu", f"the run had CUDA from wheels, such as {wheel}"
+    if run.gpus_known:
+        own = f" of {run.own}" if run.others else ""
+        yield "cpu", f"the run saw no GPU and had no CUDA wheels{own}"
+    if conda := re.match("|".join(_CONDA_BUILDS), run.build):
+        yield ("gpu" if _CONDA_BUILDS[conda[0]] == "gpu" else "cpu"), f"the run had conda's build {run.build}"
+
+
+def _cuda_of_others(run: Run) -> set[str]:
+    """Return what the run's other frameworks require for CUDA, unless the run had all that its own build requires."""
+    pins = dict(run.pins)
+    own = ([name_of(it) for it in wheel.cuda_requirements if ";" not in it] for wheel in own_builds(run))
+    if any(it and pins.keys() >= set(it) for it in own):
+        return set()
+    label = pins.get("torch", "").partition("+")[2]
+    with_cuda = {"torch": not label.startswith(CPU_LABEL), "jax": any(map(JAX_PLUGIN.match, pins))}
+    profiles = (it for it in run.others if with_cuda.get(it.name))
+    return {name_of(it) for profile in profiles for wheel in profile.wheels for it in wheel.cuda_requirements}
+
+
+def choose_wheel(run: Run, variant: Variant) -> FrameworkWheel:
+    """Return the run's own build where it is of the variant, else the nearest; MatchError has each and why it lost."""
+    if run.profile is NO_FRAMEWORK:
+        return FrameworkWheel(
+            distribution="python", version=run.python, machine=run.machine, pythons=(run.python_minor,),
+            glibc=_GLIBC, wheel="manifest: framework", sha256=hashlib.sha256().hexdigest(),
+        )  # fmt: skip
+    faults = [(wheel, _faults(run, wheel, variant)) for wheel in candidates(run)]
+    fitting = [wheel for wheel, found in faults if not found]
+    if fitting:
+        return min(fitting, key=lambda it: _rank(run, it)).cited_for(run.python_minor)
+    lost = []
+    for it, found in faults:
+        extra = f"[{it.extra}]" if it.extra and it.distribution == "jax" else ""
+        lost.append(f"{it.distribution}{extra}=={it.version} for {it.machine}: {'; '.join(found)}")
+    notes = run.release.notes if variant == "gpu" else ()
+    near = releases_near(run.profile, run.release.version)
+    what = "\n  - ".join((f"no stack serves {run}, variant {variant}", *lost, *notes, *near))
+    todo = "choose the other --variant, or train with a Python and on a machine that the release has wheels for"
+    raise MatchError(what, where="framework, python, platform", todo=todo)
+
+
+def candidates(run: Run) -> tuple[FrameworkWheel, ...]:
+    """Return the builds of the release: those on the default index, and those that only a local label names."""
+    return (*run.release.wheels, *(it for wheel in run.release.wheels for it in _labelled(run, wheel)))
+
+
+def _labelled(run: Run, wheel: FrameworkWheel) -> Iterator[FrameworkWheel]:
+    """Builds that no row has, as the default index has none of them: their CUDA is what the label says."""
+    if run.profile.name == "torch" and (wheel.cuda or run.label.startswith(CPU_LABEL)):
+        label = run.label if run.label.startswith(CPU_LABEL) else CPU_LABEL
+        yield _bare(wheel, version=f"{wheel.version}+{label}")
+    cuda = label_cuda(run.label)
+    if cuda and wheel.extra is None:
+        jaxlib = run.version_of("jaxlib")
+        bare = _bare(wheel, version=run.labelled, stands_for=f"jaxlib=={jaxlib}" if jaxlib else wheel.stands_for)
+        yield replace(bare, cuda=cuda[0], cudnn=cuda[1])
+
+
+def _bare(wheel: FrameworkWheel, *, version: str, stands_for: str | None = None) -> FrameworkWheel:
+    """The same release without any of the row's CUDA."""
+    limits = tuple(it for it in wheel.limits if not it.startswith("triton"))
+    plain = replace(wheel, cuda=None, cudnn=None, cudnn_built=None, compute_capabilities=(), libraries=())
+    return replace(plain, cuda_requirements=(), limits=limits, version=version, stands_for=stands_for)
+
+
+def own_builds(run: Run) -> tuple[FrameworkWheel, ...]:
+    """Return the builds that the run's own version can be, on its machine.
+
+    After tensorflow-gpu ended, its version can only have meant the build for CUDA that tensorflow became.
+    """
+    found = [it for it in candidates(run) if it.machine == run.machine and it.version == run.labelled]
+    here = [it.cited_for(run.python_minor) for it in found]
+    own = tuple(it for it in here if it.distribution == run.own)
+    ended = run.own == "tensorflow-gpu" and not own
+    return tuple(it for it in here if it.distribution == "tensorflow") if ended else own
+
+
+def _rank(run: Run, wheel: FrameworkWheel) -> tuple[int, ...]:
+    """Low is near: the run's distribution and version, then its plug-in, then the CUDA that runs on most drivers."""
+    order = (run.own, f"{run.profile.name}-cpu", run.profile.name)
+    place = order.index(wheel.distribution) if wheel.distribution in order else len(order)
+    major = int((wheel.cuda or "0").split(".")[0])
+    plugins = {int(match[1]) for name, _ in run.pins if (match := JAX_PLUGIN.match(name))}
+    had = plugins or ({int(run.cuda.version.split(".")[0])} if run.cuda else set())
+    near = major in had or (bool(label_cuda(run.label)) and wheel.extra is None)
+    return place, wheel.version != run.labelled, wheel.version != str(run.release.version), not near, major
+
+
+def _faults(run: Run, wheel: FrameworkWheel, variant: Variant) -> tuple[str, ...]:
+    # The run's own distribution stays beside the wheel with its code where it is only a name for that.
+    own = (it for it in run.release.wheels if (it.distribution, it.machine) == (run.own, wheel.machine))
+    stub = next((it for it in own if it.stands_for == wheel.pin), wheel)
+    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), stub)
+    lacking = next((it for it in (wheel, code) if run.python_minor not in it.pythons), None)
+    faults = [f"the machine is {run.machine}"] if wheel.machine != run.machine else []
+    faults += [f"is a {'CUDA' if wheel.cuda else 'CPU'} build"] if (wheel.cuda is None) == (variant == "gpu") else []
+    if lacking:
+        pythons = f"has wheels for Python {', '.join(lacking.pythons)}, not for {run.python_minor}"
+        faults.append(pythons if lacking is wheel else f"{code.pin} {pythons}")
+    return tuple(faults)

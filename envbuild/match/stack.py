@@ -20,7 +20,7 @@ KEYS = ("base", "cuda", "cudnn", "driver_minimum", "python")
 _NUMBERS = re.compile(r"\d+(\.\d+)*\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """One line of the plan."""
 
@@ -34,7 +34,7 @@ class Decision:
     """Whether it is something to look at: the run breaks a rule, or somebody overrode one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PinChange:
     """A distribution that differs from the run because of the variant, the machine, or where CUDA comes from."""
 
@@ -70,7 +70,6 @@ class Stack:
     """What has to be locked, and on what it will stand."""
 
     framework: str
-    """`tensorflow`."""
     distribution: str
     """`tensorflow` or `tensorflow-cpu`."""
     version: str
@@ -78,7 +77,6 @@ class Stack:
     python: str
     """The run's exact Python."""
     machine: str
-    """`x86_64` or `aarch64`."""
     cuda: str | None
     """CUDA of the image, as exactly as it is known: `11.8`, `12.5.1`."""
     cudnn: str | None
@@ -131,13 +129,13 @@ class Overrides:
     def mark(self, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
         """Mark the decisions that were set by hand, as warnings."""
         keys = {"driver" if key == "driver_minimum" else key: (key, value) for key, value in self.pairs}
-        return tuple(_marked(it, *keys[it.what]) if it.what in keys else it for it in decisions)
-
-
-def _marked(decision: Decision, key: str, value: str) -> Decision:
-    reasons = (it for it in decision.reason.split("; ") if it != OWN)
-    reason = "; ".join((f"overridden: {key} was set by hand", *reasons))
-    return replace(decision, reason=reason, source=f"--set {key}={value}; {decision.source}", warning=True)
+        found = []
+        for it in decisions:
+            key, value = keys.get(it.what, ("", ""))
+            reasons = (f"overridden: {key} was set by hand", *(text for text in it.reason.split("; ") if text != OWN))
+            source = f"--set {key}={value}; {it.source}"
+            found.append(replace(it, reason="; ".join(reasons), source=source, warning=True) if key else it)
+        return tuple(found)
 
 
 def read_overrides(values: Mapping[str, str] | None) -> Overrides:

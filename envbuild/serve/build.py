@@ -25,7 +25,7 @@ from envbuild.recipe import LAYER_FORMAT
 from envbuild.registry.pull import find_tagged, pull
 from envbuild.registry.push import push
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.report import Reporter, count
+from envbuild.report import Reporter
 from envbuild.serve.compatible import check_compatible, version_in
 from envbuild.serve.contents import application_of, embedded, server_parts
 from envbuild.serve.gate import check_gate, gate
@@ -189,8 +189,7 @@ def _options(order: ServeOrder, report: Reporter) -> Options:
         resolver=order.order.resolver,
         settings=order.index_settings(),
         build=order.order.build,
-        say=report.note,
-        counted=count(report, "wheels compared"),
+        reporter=report,
     )
 
 

@@ -29,7 +29,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json, history_lines
 from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.report import Reporter, count
+from envbuild.report import Reporter
 from envbuild.serve.model import Gate, Origin, ServeOrder, Server, Slimmed
 from envbuild.verify.environment import Pattern, listed, training_only
 from envbuild.verify.findings import Finding
@@ -104,10 +104,7 @@ def slim_parent(
     cache = LayerCache(order.order.cache, shared, report.note)
     theirs = {it.descriptor.digest: it for it in layers}
 
-    def fetched(done: int, total: int, _text: str) -> None:
-        report.progress("fetching", done, total)
-
-    with Arrivals(order.order.cache, report=fetched, settings=order.index_settings()) as arrivals:
+    with Arrivals(order.order.cache, reporter=report, settings=order.index_settings()) as arrivals:
         arrivals.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, base, arrivals, cache, report.progress).image
         for layer in made.layers:
@@ -181,7 +178,7 @@ def _base(parent: Parent, config: dict[str, Any], layers: tuple[Layer, ...], pyt
 
 
 def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
-    facts = reader.all_facts(wheels, count(report, "wheels compared"))
+    facts = reader.all_facts(wheels, report)
     unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
     if unread:
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"

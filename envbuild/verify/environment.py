@@ -23,7 +23,7 @@ from envbuild.lock.dependencies import marker_environment, needed
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
 from envbuild.match.profiles import read_profile, read_toml
-from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
+from envbuild.match.run import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, resolve
 from envbuild.recipe import SLIM_LABEL

@@ -112,10 +112,7 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
     if not (inquiry.deep or proving):
         return
 
-    def fetched(done: int, total: int, _name: str) -> None:
-        report.progress("fetching", done, total)
-
-    with Arrivals(inquiry.cache, report=fetched, settings=inquiry.settings) as arrivals:
+    with Arrivals(inquiry.cache, reporter=report, settings=inquiry.settings) as arrivals:
         report.step(f"fetching {len(recipe.wheels)} wheels, each verified by its sha256 in the lock")
         arrivals.start(recipe.wheels)
         if inquiry.deep:

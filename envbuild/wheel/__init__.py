@@ -1,4 +1,1 @@
-"""Wheel files: the archive, the install plan and RECORD.
-
-The package knows neither locks nor recipes, so that the process that writes large layers starts in a tenth of a second.
-"""
+"""Wheel files: the archive, the install plan and RECORD. Knows neither locks nor recipes, which are slow to import."""

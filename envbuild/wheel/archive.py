@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from envbuild.errors import WheelError
 from envbuild.oci.deflate import expansion_limit
@@ -71,17 +71,7 @@ class UnboundedError(Exception):
     """An archive that two readers could read differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of an archive."""
-
-    entries: int
-    directory: int
-    """Where the directory starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The bytes of one entry."""
 
     name: str
@@ -115,9 +105,7 @@ class WheelArchive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(BufferError):  # a view that is still in use keeps the map
             self._map.close()
 
@@ -165,22 +153,17 @@ def refusal(filename: str, why: str) -> WheelError:
 
 def _read_members(path: Path, data: mmap.mmap, filename: str) -> tuple[Member, ...]:
     try:
-        end = read_end(data)
+        count, directory = read_end(data)
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
         entries = [_entry(info, data, filename) for info in infos]
-        check_extents([extent for _, extent in entries], data, end)
+        check_extents([extent for _, extent in entries], data, count, directory)
     except UnboundedError as error:
         raise refusal(filename, str(error)) from error
     except (zipfile.BadZipFile, NotImplementedError, UnicodeError, OverflowError, struct.error) as error:
         raise refusal(filename, f"is not a readable zip archive: {error}") from error
     _check_together([member for member, _ in entries], len(data), filename)
-    return tuple(member for member, _ in entries if not _is_folder(member))
-
-
-def _is_folder(member: Member) -> bool:
-    """Whether the entry is a folder, without content."""
-    return member.name.endswith("/")
+    return tuple(member for member, _ in entries if not member.name.endswith("/"))
 
 
 def check_name(name: str, filename: str) -> None:
@@ -221,9 +204,8 @@ def _check_kind(info: zipfile.ZipInfo, filename: str) -> bool:
     if info.flag_bits & ~_HARMLESS:
         raise refusal(filename, f"{name} uses features that few readers support (flags {info.flag_bits:#x})")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise refusal(
-            filename, f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
-        )
+        what = f"{name} uses compression method {info.compress_type}; only stored and deflate are allowed"
+        raise refusal(filename, what)
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         raise refusal(filename, f"{name} is stored, but its two sizes differ")
     return kind == stat.S_IFREG and bool(mode & 0o111)
@@ -244,9 +226,8 @@ def _check_local_header(info: zipfile.ZipInfo, data: mmap.mmap, filename: str) -
         raise refusal(filename, f"{name}: local header and directory disagree on name or method")
     stated = {(crc32, *sizes) for sizes in _sizes(packed, size, extra)}
     streamed = bool(flags & _DESCRIPTOR)
-    if streamed and stated == {(0, 0, 0)}:
-        stated = set()  # they follow the data
-    if not stated <= {(info.CRC, info.compress_size, info.file_size)}:
+    follow = streamed and stated == {(0, 0, 0)}  # the data
+    if not follow and stated != {(info.CRC, info.compress_size, info.file_size)}:
         raise refusal(filename, f"{name}: local header and directory disagree on size or CRC")
     return names_at + name_length + extra_length, streamed
 
@@ -262,12 +243,8 @@ def _same_name(local: bytes, flags: int, info: zipfile.ZipInfo, extra: bytes) ->
         return False
     if not extra and not info.extra:
         return local == encoded
-    others = [
-        content[5:]  # behind a version and the CRC of the name
-        for place in (extra, info.extra)
-        for kind, content in extra_fields(place)
-        if kind == UNICODE_PATH
-    ]
+    fields = (field for place in (extra, info.extra) for field in extra_fields(place))
+    others = [content[5:] for kind, content in fields if kind == UNICODE_PATH]  # behind a version and the name's CRC
     return local == encoded and all(other == name.encode() for other in others)
 
 
@@ -275,23 +252,18 @@ def _sizes(packed: int, size: int, extra: bytes) -> set[tuple[int, int]]:
     """Return all sizes in a local header: in its two fields, and in ZIP64's (APPNOTE 4.5.3)."""
     if not extra:
         return {(packed, size)}
-    wide = [
-        struct.unpack_from("<QQ", content)[::-1]
-        for kind, content in extra_fields(extra)
-        if kind == ZIP64 and len(content) >= 16
-    ]
+    fields = [content for kind, content in extra_fields(extra) if kind == ZIP64 and len(content) >= 16]
+    wide = [struct.unpack_from("<QQ", content)[::-1] for content in fields]
     # One of the two fields may be narrow beside a ZIP64 field, which then must repeat it.
     mixed = {(packed if packed != FULL else big, size if size != FULL else bigger) for big, bigger in wide}
     return {*wide, *mixed} or {(packed, size)}
 
 
 def _check_together(members: list[Member], length: int, filename: str) -> None:
-    names: set[str] = set()
-    for name in (member.name for member in members if not _is_folder(member)):
-        if name in names:
-            raise refusal(filename, f"{name} is in the archive twice")
-        names.add(name)
-    if both := sorted(names & folders(member.name for member in members)):
+    names = sorted(member.name for member in members if not member.name.endswith("/"))
+    if twice := [name for name, following in pairwise(names) if name == following]:
+        raise refusal(filename, f"{twice[0]} is in the archive twice")
+    if both := sorted(folders(member.name for member in members).intersection(names)):
         raise refusal(filename, f"{both[0]} is a file and a folder")
     size = sum(member.size for member in members)
     if size > min(_LIMIT, expansion_limit(length)):
@@ -315,8 +287,8 @@ def check_locked(path: Path, filename: str, size: int) -> None:
         raise refusal(filename, f"has {found} bytes where the lock says {size}")
 
 
-def read_end(data: mmap.mmap) -> End:
-    """Read the end of an archive, which must directly follow the directory, and be last."""
+def read_end(data: mmap.mmap) -> tuple[int, int]:
+    """Return the number of entries and the start of the directory, which the archive's end must follow."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - _END.size - _LONGEST_COMMENT))
     if at < 0 or at + _END.size > len(data):
         raise UnboundedError("is not a readable zip archive: it has no end of a directory")
@@ -333,7 +305,7 @@ def read_end(data: mmap.mmap) -> End:
         raise UnboundedError("is one part of an archive of several")
     if start + size != at:
         raise UnboundedError("has no directory where its end says")
-    return End(entries, start)
+    return entries, start
 
 
 def _end64(data: mmap.mmap, at: int) -> tuple[int, tuple[int, ...]]:
@@ -348,15 +320,15 @@ def _end64(data: mmap.mmap, at: int) -> tuple[int, tuple[int, ...]]:
     return place, tuple(found)
 
 
-def check_extents(extents: Sequence[Extent], data: mmap.mmap, end: End) -> None:
+def check_extents(extents: Sequence[Extent], data: mmap.mmap, entries: int, directory: int) -> None:
     """Refuse entries that overlap or are not counted, and bytes outside entries."""
-    if len(extents) != end.entries:
-        raise UnboundedError(f"has {len(extents)} entries where its end says {end.entries}")
+    if len(extents) != entries:
+        raise UnboundedError(f"has {len(extents)} entries where its end says {entries}")
     before: Extent | None = None
     for extent in sorted(extents, key=lambda extent: extent.first):
         _check_between(before, extent.first, data)
         before = extent
-    _check_between(before, end.directory, data)
+    _check_between(before, directory, data)
 
 
 def _check_between(before: Extent | None, first: int, data: mmap.mmap) -> None:

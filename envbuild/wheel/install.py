@@ -1,24 +1,28 @@
-"""The install plan of a wheel: the place of each file, as pip installs it (binary distribution format)."""
+"""What a wheel installs: the place of each file, as pip installs it (binary distribution format), and its RECORD.
+
+`read_record` is the one reader of RECORD outside `envbuild.capture`, which runs without envbuild's dependencies.
+"""
 
 import configparser
+import csv
+import hashlib
+import io
 import posixpath
 import re
 import struct
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from base64 import b64decode, b64encode, urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import compat32
-from hashlib import blake2b
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from envbuild.wheel.archive import Member, WheelArchive, check_name, folders
-from envbuild.wheel.record import RecordError, Row, hash_and_size, read_record, write_record
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(
@@ -29,8 +33,6 @@ _SHA256 = re.compile(r"sha256=[A-Za-z0-9_-]{43}")
 INSTALLER = b"envbuild\n"
 _LARGEST_SCRIPT = 1 << 20
 """Bytes: larger files in a scripts folder are programs such as uv or ruff, without an interpreter line."""
-
-
 _REFERENCE = re.compile(r"(?P<module>\w+(?:\.\w+)*)\s*:\s*(?P<attribute>\w+(?:\.\w+)*)\s*(?:\[[^\]]*\])?\s*\Z")
 _TEMPLATE = """\
 #!{interpreter}
@@ -133,7 +135,9 @@ def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile
         record[path] = hash_and_size(content)
     own = f"{scheme.site_packages}/{info}/RECORD"
     record[own] = ("", "")
-    text = write_record(Row(_relative(path, scheme.site_packages), *row) for path, row in record.items())
+    root = f"{scheme.site_packages}/"
+    paths = {it: it[len(root) :] if it.startswith(root) else posixpath.relpath(f"/{it}", f"/{root}") for it in record}
+    text = write_record(Row(paths[path], *row) for path, row in record.items())
     files[own] = InstalledFile(own, executable=False, source=text)
     for path in files:
         check_name(path, archive.filename)  # entry points name files too
@@ -240,15 +244,9 @@ def _generated_files(archive: WheelArchive, info: str, scripts: dict[str, str], 
     return files | {f"{folder}/INSTALLER": INSTALLER, f"{folder}/REQUESTED": b""}
 
 
-def _relative(path: str, site_packages: str) -> str:
-    if path.startswith(f"{site_packages}/"):
-        return path.removeprefix(f"{site_packages}/")
-    return posixpath.relpath(f"/{path}", f"/{site_packages}")
-
-
 def read_entry_points(text: str) -> dict[str, str]:
     """Return names and references of console and GUI scripts; ValueError if the file is malformed."""
-    parser = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
+    parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
     try:
         parser.read_string(text)
@@ -311,7 +309,7 @@ def content_of(file: InstalledFile) -> tuple[int, int]:
 
 
 def _short_hash(text: str, size: int) -> bytes:
-    return blake2b(text.encode(), digest_size=size).digest()
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
 def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
@@ -331,3 +329,44 @@ def to_text(rows: Fingerprint) -> str:
 def from_text(text: str) -> Fingerprint:
     """Read what `to_text` wrote; ValueError, TypeError or struct.error for anything else."""
     return dict(_ROW.iter_unpack(b64decode(text, validate=True)))
+
+
+class RecordError(ValueError):
+    """A RECORD that is not valid CSV."""
+
+
+class Row(NamedTuple):
+    """One file; hash and size are empty where RECORD does not give them."""
+
+    path: str
+    """As written: relative to site-packages, or absolute."""
+    hash: str = ""
+    """`sha256=` and the digest in URL-safe base64 without padding."""
+    size: str = ""
+
+
+def read_record(text: str, *, strict: bool = False) -> Iterator[Row]:
+    """Yield the rows of a RECORD; RecordError if it is not valid CSV, in `strict` mode also for unbalanced quotes."""
+    try:
+        for row in csv.reader(io.StringIO(text, newline=""), strict=strict):
+            if row and row[0]:
+                yield Row(*row[:3])
+    except csv.Error as error:
+        raise RecordError(str(error)) from error
+
+
+def write_record(rows: Iterable[Row]) -> bytes:
+    """Write a RECORD, sorted by path."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(sorted(rows))
+    return text.getvalue().encode()
+
+
+def record_hash(digest: bytes) -> str:
+    """Write a SHA-256 digest as RECORD has it."""
+    return f"sha256={urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+def hash_and_size(content: bytes) -> tuple[str, str]:
+    """Return the last two columns of the row of a file with this content."""
+    return record_hash(hashlib.sha256(content).digest()), str(len(content))

@@ -9,8 +9,7 @@ from typing import Self
 import httpx
 
 from envbuild.errors import LockError
-from envbuild.lock.client import make_client
-from envbuild.lock.index import files_of
+from envbuild.lock.index import files_of, make_client
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 

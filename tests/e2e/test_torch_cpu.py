@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envbuild.lock.client import make_client
 from envbuild.lock.download import fetch
-from envbuild.lock.facts import read_metadata
+from envbuild.lock.facts import FactReader
 from envbuild.lock.formats import read_held
+from envbuild.lock.index import make_client
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import read_settings
 from tests.environ import cleaned
@@ -81,8 +81,9 @@ def test_the_wheels_of_the_index_for_arm64_are_builds_for_the_cpu(version, pytho
     assert wheels["torch"].filename.endswith("aarch64.whl")
     assert [name for name in wheels if name.startswith(("nvidia", "cuda", "triton"))] == []
     with make_client(read_settings()) as client:
-        metadata = read_metadata(client, wheels["torch"])
-    needs = [Requirement(it.partition(": ")[2]) for it in metadata.splitlines() if it.startswith("Requires-Dist: ")]
+        facts = FactReader(client, None).facts(wheels["torch"])
+    assert facts is not None
+    needs = [Requirement(it) for it in facts.requires]
     here = {"platform_machine": "aarch64", "platform_system": "Linux", "extra": ""}
     assert needs
     assert [it.name for it in needs if "nvidia" in it.name and (it.marker is None or it.marker.evaluate(here))] == []

@@ -14,8 +14,7 @@ from envbuild.cli.console import Progress
 from envbuild.errors import LockError, RegistryError
 from envbuild.lock import index as lock_index
 from envbuild.lock import resolution
-from envbuild.lock.client import LateClient
-from envbuild.lock.index import files_of
+from envbuild.lock.index import LateClient, files_of
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
@@ -132,7 +131,7 @@ def test_a_blob_that_drips_ends():
 
 @pytest.mark.parametrize("answer", [dripping, dripping_head])
 def test_an_index_that_drips_ends(answer, monkeypatch):
-    monkeypatch.setattr("envbuild.lock.client.RETRY", Retry(tries=1))
+    monkeypatch.setattr("envbuild.lock.index.RETRY", Retry(tries=1))
     with (
         server(answer) as host,
         LateClient(index_of(host)) as client,

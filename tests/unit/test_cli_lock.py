@@ -165,9 +165,7 @@ def test_a_record_locks_for_the_lowest_glibc_that_serves_all_its_wheels(site, in
     said = site.refused("--glibc", "2.36", "--out", "other")
     assert "2 distributions cannot be locked" in said
     assert "2.38" not in said
-    assert (
-        "take a base with glibc 2.39 or later, which serves all of them (--base; to lock alone, --glibc 2.39)" in said
-    )
+    assert "--glibc 2.39" in said
 
 
 @pytest.mark.parametrize("base", ["debian:trixie", "python:3.10-slim", "docker://docker.io/library/python:3.9.2"])

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.client import check_bundle, make_client, trusted
+from envbuild.lock.index import check_bundle, make_client, trusted
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings
 from tests.fakes.index import serving

@@ -16,6 +16,7 @@ from envbuild.lock.sources import fetch_direct
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.stack import Gaps
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENT
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import make_wheel
 from tests.running import run_envbuild
@@ -121,7 +122,7 @@ def test_a_wheel_is_read_once_to_hash_it(tmp_path, monkeypatch, elsewhere: FakeI
         return digest_of(file)
 
     monkeypatch.setattr(Digest, "of_file", count)
-    fetch_direct([from_address(elsewhere)], IndexSettings(default=None), tmp_path, tmp_path, lambda _: None)
+    fetch_direct([from_address(elsewhere)], IndexSettings(default=None), tmp_path, tmp_path, SILENT)
     assert len(hashed) == 1
 
 
@@ -243,7 +244,7 @@ def test_what_is_recorded_from_another_place_is_told_with_both(tmp_path, index: 
     other = "https://other.invalid/whl/cu118"
     for origin in (Origin(kind="index", url=f"{other}/"), Origin(kind="archive", url=f"{other}/tool-1.0.tar.gz")):
         found = locked(tmp_path, Distribution(name="tool", version="1.0", origin=origin))
-        assert f"tool 1.0 is recorded from {origin.url} and taken from {index.url}" in found.notes()
+        assert f"recorded from {origin.url}, taken from {index.url}: tool 1.0" in found.notes()
     same = Origin(kind="index", url=other, hashes=(THEIRS.sha256,))
     for origin in (same, Origin(kind="index", url=f"{index.url}/")):
         found = locked(tmp_path, Distribution(name="tool", version="1.0", origin=origin))
@@ -260,6 +261,6 @@ def test_the_index_of_a_requirements_file_is_told_with_the_one_that_was_asked(tm
     done = run_envbuild("lock", "freeze.txt", "--python", "3.11.2", "--gpu", "none", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     three = "pip 24.0, tensorflow-cpu 2.15.1, tool 1.0"
-    told = f"{three} are recorded from https://other.invalid/simple and taken from {index.url}"
+    told = f"recorded from https://other.invalid/simple, taken from {index.url}: {three}"
     assert told in json.loads(done.stdout)["notes"]
     assert "canary" not in done.stdout + done.stderr

@@ -107,15 +107,9 @@ def test_the_error_names_one_glibc_that_serves_all():
     said = str(UnlockableError(newer, TARGET))
     assert re.findall(r"glibc (2\.\d+)", said.partition("do: ")[2]) == ["2.38", "2.38"]
     assert said.count("2.9") == 0
-    assert (
-        "take a base with glibc 2.38 or later, which serves all of them (--base; to lock alone, --glibc 2.38)" in said
-    )
+    assert "--drop" not in said
     said = str(UnlockableError([*newer, Fault(requirement="b==1", why="it is lost", todo="find it")], TARGET))
-    assert "which serves the 2 that need a newer glibc (--base" in said
-    assert (
-        "; do what stands below each of them, or leave one out by --drop NAME (not the framework), then run again"
-        in said
-    )
+    assert said.index("--glibc 2.38") < said.index("--drop NAME")
     assert "  b==1: it is lost\n    do: find it" in said
 
 

@@ -121,17 +121,14 @@ def test_extras_may_be_added_to_a_lock_that_is_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "side"),
-    [
-        ("picky", "picky 1.0 requires numbers>=2; numbers 1.0 is there"),
-        ("serve==1.0", "serve 1.0 requires transport>=2; transport 1.5 is there"),
-        ("cert>=2025", "the extra requires cert>=2025; cert 2020.1 is there"),
-    ],
+    ("extra", "own"),
+    [("picky", "numbers==1.0"), ("serve==1.0", "transport==1.5"), ("cert>=2025", "cert==2020.1")],
 )
-def test_a_conflict_names_both_sides(tmp_path, extra, side):
-    with pytest.raises(LockError, match="cannot be added to the lock, which nothing may move") as caught:
+def test_a_conflict_names_both_sides(tmp_path, extra, own):
+    with pytest.raises(LockError) as caught:
         locked(tmp_path, extras=(extra,))
-    assert side in str(caught.value)
+    assert extra in str(caught.value)
+    assert own in str(caught.value)
 
 
 def test_an_extra_that_needs_what_nobody_has_is_refused_in_uv_s_words(tmp_path):

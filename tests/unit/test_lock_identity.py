@@ -19,6 +19,7 @@ from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.stack import PinChange
 from envbuild.oci.digest import Digest
+from envbuild.report import SilentReporter
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line
 from tests.unit.locking import TARGET, asked_for, forget_settings, installed, options, pin, record_of
@@ -394,8 +395,9 @@ def test_many_that_differ_are_not_all_named_in_the_summary(index: FakeIndex, tmp
     assert run.proof.summary.endswith("; 2 more differ")
 
 
-def test_progress_is_told_by_count(index: FakeIndex, tmp_path):
-    told: list[tuple[int, int]] = []
-    distributions = [installed(PURE), installed(OTHER)]
-    lock_run((pin(PURE), pin(OTHER)), TARGET, distributions, options(tmp_path, counted=lambda *all: told.append(all)))
-    assert told == [(1, 2), (2, 2)]
+def test_progress_is_reported_by_count(index: FakeIndex, tmp_path, monkeypatch):
+    notes: list[str] = []
+    monkeypatch.setattr("envbuild.lock.facts.SILENCE", 0)
+    monkeypatch.setattr(SilentReporter, "note", lambda _, text: notes.append(text))
+    lock_run((pin(PURE), pin(OTHER)), TARGET, [installed(PURE), installed(OTHER)], options(tmp_path))
+    assert notes[:2] == ["1 of 2 wheels compared", "2 of 2 wheels compared"]

@@ -3,10 +3,9 @@
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock.client import make_client
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
-from envbuild.lock.index import files_of, parse_page
+from envbuild.lock.index import files_of, make_client, parse_page
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, without_credentials
 from tests.fakes.index import closed_port, serving

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.errors import LockError
-from envbuild.lock.client import LateClient, in_parallel, make_client
-from envbuild.lock.index import RemoteFile, UnreadableError
+from envbuild.lock.index import LateClient, RemoteFile, UnreadableError, in_parallel, make_client, size_of
 from envbuild.lock.settings import IndexSettings
 from tests.fakes.index import FakeIndex, Fault, serving
 from tests.fakes.wheels import FakeWheel
@@ -100,7 +99,7 @@ def test_a_late_client_reads_no_certificates_until_it_asks(tmp_path, index, monk
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     settings = IndexSettings(default=None, certificates=str(tmp_path / "absent"))
     with LateClient(settings) as late, pytest.raises(LockError, match="the CA bundle cannot be read"):
-        late.head(index.file_url(FILE.filename))
+        late.stream("GET", index.file_url(FILE.filename))
     with LateClient(settings):
         pass
 
@@ -108,8 +107,8 @@ def test_a_late_client_reads_no_certificates_until_it_asks(tmp_path, index, monk
 def test_threads_share_one_late_client_which_ends_with_its_block(index):
     url = index.file_url(FILE.filename)
     with LateClient(IndexSettings(default=None)) as late:
-        sizes = in_parallel(lambda _: int(late.head(url).headers["Content-Length"]), range(8))
+        sizes = in_parallel(lambda _: size_of(late, url), range(8))
         assert remote(late, index).size == len(DATA)
     assert sizes == [len(DATA)] * 8
     with pytest.raises(RuntimeError, match="closed"):
-        late.head(url)
+        size_of(late, url)

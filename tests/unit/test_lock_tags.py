@@ -6,9 +6,8 @@ import pytest
 from packaging.tags import sys_tags
 
 from envbuild.errors import UsageError
-from envbuild.lock.model import Target
+from envbuild.lock.model import Target, best_wheel, parsed_wheel, ranked_tags
 from envbuild.lock.resolvers import uv_platforms
-from envbuild.lock.tags import best_wheel, parsed_wheel, ranked_tags
 
 BOOKWORM = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 BULLSEYE = Target(python="3.9.2", machine="aarch64", glibc="2.31")

@@ -172,7 +172,7 @@ def test_an_extra_that_needs_another_numpy_is_refused_naming_both_sides(site):
     stamped = read_stamp("model")
     done = site(*site.words("--extra", "greedy", "--push", f"{site.host}/serving:v1"))
     assert (done.returncode, done.stdout) == (12, "")
-    assert "greedy 3.0" in done.stderr
+    assert "greedy" in done.stderr
     assert "numpy>=2" in done.stderr
     assert "1.26.4" in done.stderr
     assert (read_stamp("model"), site.registry.repositories["serving"].manifests) == (stamped, {})

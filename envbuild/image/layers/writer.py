@@ -24,8 +24,7 @@ from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import Member, WheelArchive
-from envbuild.wheel.install import InstalledFile
-from envbuild.wheel.record import record_hash
+from envbuild.wheel.install import InstalledFile, record_hash
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import Literal
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import VerifyError
-from envbuild.match.profiles import FrameworkWheel, Profiles, within
+from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.rootfs import resolve
@@ -357,7 +357,7 @@ def _cudnn_floor(framework: str, wheel: FrameworkWheel, profiles: Profiles) -> t
     """
     if wheel.cudnn_built:
         return wheel.cudnn_built, wheel.source
-    row = next((it for it in profiles.cudnn_floors if within(it, framework, wheel.version)), None)
+    row = next((it for it in profiles.cudnn_floors if it.covers(framework, wheel.version)), None)
     return (row.minimum, row.source) if row else (wheel.cudnn or "", wheel.source)
 
 
@@ -383,7 +383,7 @@ def _compiler_findings(image: PlannedImage) -> Iterator[LoaderFinding]:
     folders = [flag[1]] if flag else []
     if image.framework == "jax":
         folders += [f"{image.site}/nvidia/{folder}" for folder in ("cuda_nvcc", "cu13")]
-    elif not any(within(it, image.framework, image.wheel.version) for it in image.profiles.compilers):
+    elif not any(it.covers(image.framework, image.wheel.version) for it in image.profiles.compilers):
         folders.append(f"{image.site}/nvidia/cuda_nvcc")  # by itself, except for the releases that these rows name
     folders.append("/usr/local/cuda")
     for name, (place, without) in _PARTS.items():

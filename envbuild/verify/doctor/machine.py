@@ -19,7 +19,7 @@ from envbuild.cache import kinds, size_limit
 from envbuild.capture.host import accelerator_facts
 from envbuild.errors import MissingComponentError
 from envbuild.files import cache_folder, credentials_path, home_folder
-from envbuild.lock.client import make_client
+from envbuild.lock.index import make_client
 from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
 from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding

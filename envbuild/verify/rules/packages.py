@@ -14,8 +14,8 @@ from envbuild.capture.frameworks import TENSORFLOW
 from envbuild.errors import counted
 from envbuild.files import data_folder
 from envbuild.manifest.model import Framework
-from envbuild.match.profiles import Profiles, load_profiles, within
-from envbuild.match.variant import CUDA_WHEEL
+from envbuild.match.profiles import Profiles, load_profiles
+from envbuild.match.run import CUDA_WHEEL
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.catalogue import MADE, agree, brings_all, differs, listing, remedy, with_pin
 from envbuild.verify.sources import Package, Side
@@ -105,7 +105,7 @@ def cuda_major(versions: Mapping[str, str | None]) -> str | None:
 
 def cudnn_floor(framework: str, version: str) -> str:
     """The lowest cuDNN that a release takes at run time; empty where none is known. InvalidVersion for no version."""
-    return next((row.minimum for row in profile_data().cudnn_floors if within(row, framework, version)), "")
+    return next((row.minimum for row in profile_data().cudnn_floors if row.covers(framework, version)), "")
 
 
 _ALONE = ("torch", "jax", "keras")

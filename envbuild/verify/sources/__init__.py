@@ -16,8 +16,7 @@ from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Framework, Model, Numerics, TrainingManifest
 from envbuild.manifest.packages import Distribution
 from envbuild.manifest.reader import known_accelerator
-from envbuild.match.run import label_cuda
-from envbuild.match.variant import CUDA_WHEEL, JAX_PLUGIN
+from envbuild.match.run import CUDA_WHEEL, JAX_PLUGIN, label_cuda
 
 Kind = Literal["model", "image", "manifest", "lock", "context", "host"]
 _FAMILIES = (("tensorflow", TENSORFLOW), ("torch", re.compile("torch")), ("jax", re.compile("jax")))
