@@ -89,14 +89,15 @@ def arrived(name: str, line: list[str]) -> dict[str, Any]:
     top = group()
     command = dict(commands_of(top))[name]
     seen: dict[str, Any] = {}
-    command.callback = lambda **given: seen.update(given)
     arguments = [
         str(plain((it.type_descriptor.choices or ("x",))[0]))
         for it in command.params
         if it.param_type_name == "argument"
     ]
     words = next(list(words) for words in words_of(top) if "-".join(words) == name)
-    top.main([*words, *arguments, *line], prog_name="envbuild", standalone_mode=False)
+    with pytest.MonkeyPatch.context() as patch:  # the tree is the same for all tests
+        patch.setattr(command, "callback", lambda **given: seen.update(given))
+        top.main([*words, *arguments, *line], prog_name="envbuild", standalone_mode=False)
     return {option.key: plain(seen[parameter.name]) for option, parameter in options_of(name, command)}
 
 
