@@ -75,7 +75,7 @@ class Assembler(Builder):
             arrivals.start(needed)
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where the registry would be known to have it.
-            follow = upload.follow if upload and self.shared and not self.shared.trouble else None
+            follow = upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import sys
 from typing import Any, Sequence
 
@@ -152,6 +153,8 @@ def read_settings(path: str) -> Facts:
     """Read arguments of `capture()` from JSON, or TOML's [capture] or [tool.envbuild.capture]; ValueError."""
     where = scrub_line(path)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+            raise ValueError("is not a regular file")  # noqa: TRY301 - handled like the others
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
         if path.endswith(".toml"):

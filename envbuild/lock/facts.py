@@ -69,6 +69,14 @@ class WheelFacts:
     """Requires-Dist of its METADATA, as written."""
 
 
+def read_classifiers(client: Client, wheel: WheelFile) -> tuple[str, ...]:
+    """The classifiers of a wheel, read in place; none where that cannot be done."""
+    with suppress(UnreadableError, LockError), _open_wheel(wheel, local_path(wheel.url), client) as (archive, _):
+        if member := _members(archive).get("METADATA"):
+            return tuple(map(str, _headers(_text(archive, member)).get_all("Classifier", [])))
+    return ()
+
+
 class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError
-from envbuild.lock.index import IndexFile
+from envbuild.lock.facts import read_classifiers
+from envbuild.lock.index import Client, IndexFile
 from envbuild.lock.model import LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.manifest.packages import Distribution, exact_version
@@ -20,6 +21,7 @@ from envbuild.oci.digest import Digest
 
 _SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
 """`platform.system()` by how a platform tag begins."""
+_CLASSIFIERS = {"Darwin": "Operating System :: MacOS", "Windows": "Operating System :: Microsoft"}
 _OTHER_INDEX = "correct the version, or add the index that has it to pip's or uv's settings (extra-index-url)"
 _LABEL_INDEX = (
     "add the index of the +{label} builds to pip's or uv's settings (PIP_EXTRA_INDEX_URL, UV_EXTRA_INDEX_URL; PyTorch's"
@@ -54,8 +56,8 @@ class Fault:
     """The source distribution that a wheel of it could be built from."""
     glibc: str | None = None
     """The lowest glibc that one of its wheels fits, if that is all that is missing; there is no `todo` then."""
-    foreign: str = ""
-    """`platform.system()` where everything that its project ever published is for this one other system."""
+    foreign: tuple[IndexFile, ...] = ()
+    """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
 
     @property
     def name(self) -> str:
@@ -102,11 +104,9 @@ def diagnose(
     sdist = max(sdists, key=lambda file: (file.version, file.filename), default=None)
     if newer := newer_glibc((file.filename for file in usable if file.is_wheel), target):
         return Fault(str(requirement), NEWER_GLIBC, "", sdist=sdist, glibc=newer)
-    systems = _systems(files) if any(file.is_wheel for file in matching) else set()
-    foreign = next(iter(systems)) if len(systems) == 1 else ""
+    foreign = _foreign_wheels(matching, files)
     todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
-    only = "" if sdist else foreign
-    return Fault(str(requirement), reason[0], todo, sdist=sdist, foreign=only)
+    return Fault(str(requirement), reason[0], todo, sdist=sdist, foreign=foreign)
 
 
 def origin_fault(distribution: Distribution) -> Fault | None:
@@ -223,12 +223,31 @@ def _allows(requires_python: str | None, python: str) -> bool:
         return True
 
 
-def why_foreign(fault: Fault, system: str) -> str:
-    """Why a distribution of a run on macOS or Windows is of no use on Linux; empty where that is not certain."""
-    if fault.foreign != system:
+def why_foreign(fault: Fault, system: str, client: Client) -> str:
+    """Why a distribution of a run on macOS or Windows is of no use on Linux; empty where that is not certain.
+
+    A missing wheel is not enough: everything that the project ever published has to be for the other system.
+    """
+    if _systems(fault.foreign) != {system}:
         return ""
     name = {"Darwin": "macOS"}.get(system, system)
-    return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
+    if fault.sdist is None:
+        return f"all wheels of the project are for {name}, and it has no source distribution to build another from"
+    for wheel in fault.foreign:  # some older releases have no classifiers
+        if systems := [it for it in read_classifiers(client, wheel) if it.startswith("Operating System ::")]:
+            only = all(it.startswith(_CLASSIFIERS[system]) for it in systems)
+            return f"all wheels of the project are for {name}, and its metadata names no other system" if only else ""
+    return ""
+
+
+def _foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -> tuple[IndexFile, ...]:
+    """A wheel of the release and one of the newest, where all that the project ever had are for one other system."""
+    wheels = [file for file in project if file.is_wheel]
+    own = next((file for file in release if file.is_wheel), None)
+    systems = _systems(wheels)
+    if own is None or len(systems) != 1 or "" in systems:
+        return ()
+    return own, max(wheels, key=lambda file: file.version)
 
 
 def _systems(files: Iterable[IndexFile]) -> set[str]:

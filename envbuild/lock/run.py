@@ -254,8 +254,11 @@ def _first_lock(
         if options.raise_glibc and error.glibc:
             higher = replace(target, glibc=error.glibc)
             return _first_lock(requirements, higher, distributions, options, settings, gaps, direct)
-        foreign = options.system if options.system and options.system != "Linux" else ""
-        left_out = {it.name: why for it in error.faults if foreign and (why := why_foreign(it, foreign))}
+        left_out: dict[str, str] = {}
+        if options.system and options.system != "Linux":
+            with make_client(settings) as client:
+                reasons = {it.name: why_foreign(it, options.system, client) for it in error.faults}
+            left_out = {name: why for name, why in reasons.items() if why}
         faults = [it for it in error.faults if it.name not in left_out]
         sources = _sources(faults, distributions, settings) if options.build or not faults else None
         if sources is None:

@@ -145,6 +145,15 @@ class Registry:
                 break
         return tuple(sorted(set(tags)))
 
+    def has_tags(self, repository: str) -> bool:
+        """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
+        try:
+            return bool(self._tags_after(repository, "", limit=1)[0])
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return False
+
     def _pages(self, listing: str) -> Iterator[None]:
         """Yield before each page of a listing; RegistryError if it has too many or takes too long."""
         end = time.monotonic() + _LISTING_SECONDS
@@ -155,9 +164,9 @@ class Registry:
                 raise RegistryError(what, todo=CHECK_REGISTRY)
         raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
-    def _tags_after(self, repository: str, last: str) -> tuple[list[str], bool]:
+    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
         """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
-        query = {"n": str(_PAGE)} | ({"last": last} if last else {})
+        query = {"n": str(limit)} | ({"last": last} if last else {})
         call = self._call("GET", repository, "tags/list", query=query)
         response, data = self._send(call)
         try:

