@@ -90,8 +90,9 @@ def test_a_layer_goes_while_it_is_written(reference, tmp_path):
                 file.write(piece)
                 time.sleep(0.01)
         blob.finish(layer.descriptor, layer.diff_id)
-        while not Registry(reference.registry).has_blob(reference.repository, layer.descriptor.digest):
-            time.sleep(0.01)
+        with Registry(reference.registry) as client:
+            while not client.has_blob(reference.repository, layer.descriptor.digest):
+                time.sleep(0.01)
         path.unlink()
         (tmp_path / "layer").unlink()  # nothing is left that could be sent again
         upload.offer(layer)

@@ -195,7 +195,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / "latin").write_bytes(b'{"model": "\xe9"}')
     for name, fault in {
         "absent": "cannot be read: No such file",
-        ".": "cannot be read: Is a directory",
+        ".": "is not a regular file",
         "latin": "'utf-8' codec",
     }.items():
         with pytest.raises(ValueError) as caught:
