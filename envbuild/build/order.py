@@ -79,7 +79,7 @@ class Order:
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What is set by hand against the profiles."""
     platforms: tuple[str, ...] = ()
-    """`linux/arm64`; several give an index of as many images, none the run's own."""
+    """`linux/arm64`; several give an index with one image each, an empty tuple means the run's own."""
     drop: tuple[str, ...] = ()
     """Distributions of the run that are left out by hand."""
     templates: Path | None = None
@@ -112,7 +112,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be built, decided without touching network or disk."""
+    """What will be built, decided without the network."""
 
     manifest: TrainingManifest
     profiles: Profiles
