@@ -288,7 +288,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
     for between, those in groupby(findings, key=lambda it: it.between):
         if any(between):
             alone = between[0] == between[1]
-            text.append(f"{between[0]}:" if alone else f"{between[1]}, as {between[0]} wants it:")
+            text.append(f"{between[0]}:" if alone else f"{between[1]} compared with {between[0]}:")
         text += [line for finding in those for line in _lines(finding)]
     return text
 

@@ -69,12 +69,12 @@ def test_junit_has_a_suite_for_each_pair_and_a_failure_for_what_fails():
 
 def test_people_read_both_sides_why_and_what_to_do():
     assert lines([SAME, MOVED, OTHER]) == [
-        "churn:7, as run.json wants it:",
+        "churn:7 compared with run.json:",
         "ok       python: both have 3.11.7",
         "error    numpy: 1.26.4 is not 1.22.0 [package]",
         "         Numbers change.",
         "         Install numpy==1.22.0.",
-        "host, as run.json wants it:",
+        "host compared with run.json:",
         "warning  glibc: older",
     ]
 
