@@ -53,13 +53,12 @@ def run(
     given, machine = _reference(model, image), machine_of(platform)
     judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
-    proof = proof_of(keys, minimum_record)
     reference, failure = None, None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
         try:
             progress.step(f"reading model {one_line(model)}")
-            stamped = read_model(kind_of(model)[1], proof)
+            stamped = read_model(kind_of(model)[1], proof_of(keys, minimum_record))
             progress.step(f"reading image {given}")
             pulled = pull(given, machine=machine)
             reference = given.at(digest_of(pulled))  # as a tag may move meanwhile
@@ -78,8 +77,7 @@ def run(
     for line in () if as_json else lines(findings):
         typer.echo(one_line(line), err=True)
     if wrong := len(verdict.wrong):
-        verb = "differs" if wrong == 1 else "differ"
-        what = f"this image must not be deployed: {wrong} of {counted(len(findings), 'finding')} {verb}"
+        what = f"this image must not be deployed: {wrong} of {counted(len(findings), 'finding')} failed"
         todo = "do what the findings say, or deploy an image that the model is stamped with"
         raise VerifyError(what, where=one_line(f"{model} {image}"), todo=todo)
     if not as_json:

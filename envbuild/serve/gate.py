@@ -3,17 +3,11 @@
 A container has to get ready, to predict what was recorded, and to stop on SIGTERM.
 """
 
-import base64
-import json
-import math
-import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
 
 import docker
 
@@ -21,23 +15,18 @@ from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
 from envbuild.errors import MissingComponentError, StampError, VerifyError
-from envbuild.manifest.model import Array, Golden
+from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
 from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving
+from envbuild.serve.gate_request import NO_PREDICTIONS, PREDICTED, UnfitError, held_answer, request_of
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden.check import (
-    DamagedError,
     LocalModel,
-    Number,
-    content,
     golden_check,
-    judged,
-    numbers,
     open_model,
     unfit,
-    width_of,
 )
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import lines
@@ -48,19 +37,13 @@ _OK = 200
 _SHOWN = 300
 _SOONEST, _LATEST = 0.25, 1.0
 """Seconds between two requests to the health route."""
-_LARGEST = 1_400_000
-"""Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""
-_MOST = 1024
-"""Rows of a request, which `--server fastapi` accepts by default."""
-_DEEPEST = 32
-"""Dimensions; NumPy has at most 64, and models fewer than ten."""
 _STARTUP, _HEALTH, _STOP, _OUTPUT = "serve-startup", "serve-health", "serve-stop", "serve-output"
-_PREDICTED, _WRITES = "serve-golden", "serve-writes"
+_WRITES = "serve-writes"
 RULES = {
     "serve-untried": "an image that was started before it is pushed",
     _STARTUP: "a container that starts, and runs until it gets SIGTERM",
     _HEALTH: "a health route that answers 200 in time",
-    _PREDICTED: "predictions of the predict route as they were recorded",
+    PREDICTED: "predictions of the predict route as they were recorded",
     _STOP: "a container that ends with 0 after SIGTERM",
     _OUTPUT: "no more output than somebody reads",
     _WRITES: f"a server that writes only below {', '.join(WRITABLE)}",
@@ -75,17 +58,17 @@ _ADVICE = {
         "a platform sends no request to what is not healthy, and a deployment that waits for it fails",
         "answer 200 there as soon as predictions can be asked for, on 0.0.0.0 and the port of AIP_HTTP_PORT",
     ),
-    _PREDICTED: (
-        "clients get no predictions, or none that anybody has seen to be right",
+    PREDICTED: (
+        NO_PREDICTIONS,
         "see the lines; ask it by hand, with the instances of the golden sample",
     ),
     _STOP: (
-        "what it is at when it is scaled down or replaced is cut off in the middle",
+        "requests that it answers while it is scaled down or replaced are cut off",
         "end with 0 after SIGTERM, when the requests that are under way are answered",
     ),
     _OUTPUT: (
-        "logs like that cost money and fill disks, and nobody finds anything in them",
-        "print a line for what happens, not for each step, and look for a loop that fails and tries again",
+        "such logs cost money, fill disks and hide what matters",
+        "print one line for each event, not for each step, and look for a loop that fails and retries",
     ),
     _WRITES: (
         "the user of an image that envbuild makes can write nowhere else; careful platforms mount it read-only",
@@ -93,18 +76,11 @@ _ADVICE = {
     ),
 }
 """Why each matters, and what to do."""
-_BY_CONTRACT = (
-    "have the predict route answer as Vertex AI's contract says: one prediction for each instance, in their order"
-)
 _INSTEAD = "--gate auto pushes the image without having started it"
 _UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
-
-
-class UnfitError(Exception):
-    """Numbers that JSON cannot represent, or JSON that holds no numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +146,7 @@ def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[F
     if variant == "gpu":
         blind = "the container had no GPU, and kernels for the CPU round otherwise"
         found = [
-            it if it.agrees or it.id not in ("golden", _PREDICTED) else replace(it, why=f"{it.why}; {blind}")
+            it if it.agrees or it.id not in ("golden", PREDICTED) else replace(it, why=f"{it.why}; {blind}")
             for it in found
         ]
     wrong = [it for it in found if not it.agrees and it.severity == "error"]
@@ -343,7 +319,7 @@ class _Steps:
             again = self.serving.ask("GET", self.port, self.server.health, self.patience.health)
             fine, rule, says = again.status == _OK, _HEALTH, f"GET {self.server.health} gives no 200 after predictions"
         else:
-            again, fine, rule, says = reply, False, _PREDICTED, f"{route} gave no predictions for the golden sample"
+            again, fine, rule, says = reply, False, PREDICTED, f"{route} gave no predictions for the golden sample"
         # A program that dies hangs up first, and its engine hears of the end a moment later.
         if self.serving.ended_within(0 if again.status else _LATEST) is not None:
             yield self._ended(f"when {route} was asked for the golden sample")
@@ -390,127 +366,3 @@ def _describe(reply: Reply) -> str:
 
 def _coded(code: int) -> str:
     return f"{code} ({_SIGNALS[code]})" if code in _SIGNALS else str(code)
-
-
-def request_of(golden: Golden) -> tuple[bytes, Golden]:
-    """Return `{"instances": [...]}`, and as much of the sample as is in it; UnfitError where none can be.
-
-    Plain values of one input, objects by name of several, as TensorFlow Serving's row format and Vertex AI's custom
-    containers have it. What is larger than a request to Vertex AI may be loses its last rows.
-    """
-    names = [it.name for it in golden.inputs]
-    if len(names) > 1 and any(not it or it.isdigit() for it in names):
-        raise UnfitError("several inputs without names go by their places, which a request has not")
-    if scalar := next((it for it in golden.inputs if not it.shape), None):
-        raise UnfitError(f"input {scalar.name} has no batch".replace("  ", " "))
-    columns = [_nested(_numbers(it), it.shape) for it in golden.inputs]
-    if len({len(it) for it in columns}) != 1:
-        raise UnfitError("its inputs are not batches of one length")
-    rows = columns[0] if len(names) == 1 else [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    sizes = accumulate(len(json.dumps(it)) + len(", ") for it in rows)
-    fitting = sum(it <= _LARGEST for it in islice(sizes, _MOST))
-    if not fitting:
-        raise UnfitError(f"one row of it is larger than a request may be, {_LARGEST} bytes")
-    body = json.dumps({"instances": rows[:fitting]}, allow_nan=False).encode()
-    if fitting == len(rows):
-        return body, golden
-    if any(it.shape[:1] != (len(rows),) for it in golden.outputs):
-        raise UnfitError("it is larger than a request may be, and its outputs have no row for each instance")
-    inputs, outputs = (tuple(_cut(it, fitting) for it in arrays) for arrays in (golden.inputs, golden.outputs))
-    return body, replace(golden, inputs=inputs, outputs=outputs)
-
-
-def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
-    """Compare the answer of a predict route with the recorded outputs, within the sample's tolerance.
-
-    JSON has no types, so that numbers are compared as numbers.
-    """
-    try:
-        shapes = ((name, rows, _shape(rows)) for name, rows in _columns(body).items())
-        found = tuple(_float64(name, shape, list(_flat(rows, shape))) for name, rows, shape in shapes)
-        recorded = tuple(_float64(it.name, it.shape, list(map(float, _numbers(it)))) for it in golden.outputs)  # type: ignore[arg-type]
-    except UnfitError as error:
-        why = _ADVICE[_PREDICTED][0]
-        yield Finding(about="golden", rule=_PREDICTED, agrees=False, says=str(error), why=why, todo=_BY_CONTRACT)
-        return
-    yield from (replace(it, rule=_PREDICTED) for it in judged(replace(golden, outputs=recorded), found))
-
-
-def _numbers(array: Array) -> Sequence[Number]:
-    try:
-        if width_of(array.dtype) and not array.dtype.startswith("complex"):
-            return numbers(array.dtype, content(array))
-    except DamagedError as error:
-        raise UnfitError(f"{array.name or 'an array'} is damaged: {error}") from error
-    raise UnfitError(f"JSON has no numbers of the type {array.dtype}")
-
-
-def _cut(array: Array, rows: int) -> Array:
-    width, shape = width_of(array.dtype) or 0, (rows, *array.shape[1:])
-    data = base64.b64encode(content(array)[: math.prod(shape) * width]).decode()
-    return replace(array, shape=shape, data=data, sha256=None)
-
-
-def _nested(values: Sequence[Number], shape: Sequence[int]) -> Any:
-    """Nest values as lists; NaN and infinity are the words that the JSON form of Protocol Buffers has for them."""
-    if not shape:
-        value = values[0]
-        if isinstance(value, float) and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return value
-    step = math.prod(shape[1:])
-    return [_nested(values[at * step : (at + 1) * step], shape[1:]) for at in range(shape[0])]
-
-
-def _columns(body: str) -> Mapping[str, list[Any]]:
-    """The values of each output of an answer: predictions are objects by name where there are several."""
-    try:
-        predictions = json.loads(body)["predictions"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnfitError(f"the answer has no predictions: {body[:200]}") from error
-    if not isinstance(predictions, list):
-        raise UnfitError(f"the predictions are not a list: {body[:200]}")
-    if not predictions or not all(isinstance(it, dict) for it in predictions):
-        return {"": predictions}
-    names = predictions[0].keys()
-    if any(it.keys() != names for it in predictions):
-        raise UnfitError("the predictions do not all have the same outputs")
-    return {str(name): [it[name] for it in predictions] for name in names}
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """Of the first of everything; whether all are like it shows when they are read."""
-    shape: list[int] = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
-    if len(shape) > _DEEPEST:
-        raise UnfitError(f"the predictions have {len(shape)} dimensions")
-    return tuple(shape)
-
-
-def _flat(value: Any, shape: Sequence[int]) -> Iterator[float]:
-    if not shape:
-        yield _number(value)
-        return
-    if not isinstance(value, list) or len(value) != shape[0]:
-        raise UnfitError("the predictions do not all have the same shape")
-    for it in value:
-        yield from _flat(it, shape[1:])
-
-
-def _number(value: Any) -> float:
-    """A number of JSON, or what servers say for one that JSON has not."""
-    if value in ("NaN", "Infinity", "-Infinity", None):
-        return float(value or "NaN")
-    if not isinstance(value, int | float):
-        raise UnfitError(f"a prediction is not a number: {json.dumps(value)[:100]}")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _float64(name: str, shape: tuple[int, ...], values: Sequence[float]) -> Array:
-    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
-    return Array(name=name, dtype="float64", shape=shape, data=data)

@@ -24,8 +24,9 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.report import Reporter
 from envbuild.serve import probe
-from envbuild.serve.gate import RULES, UnfitError, check_gate, gate, held_answer, request_of
+from envbuild.serve.gate import RULES, check_gate, gate
 from envbuild.serve.gate_container import Output
+from envbuild.serve.gate_request import UnfitError, held_answer, request_of
 from envbuild.serve.model import Origin, ServeOrder, Server
 from tests.fakes.engine import serving_engine
 from tests.fakes.index import closed_port
