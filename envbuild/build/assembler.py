@@ -63,7 +63,7 @@ class Assembler(Builder):
         keys = cache_keys(self.recipe)
         cache.look_up(keys.layers, keys.notes)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
-        if not self.proved(cache):
+        if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
         # The wheels that are said to be the run's by their RECORD, which then has to be true.
         identical = {it.name for it in self.run.proof.those("identical")}
@@ -75,7 +75,7 @@ class Assembler(Builder):
             arrivals.start(needed)
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where the registry would be known to have it.
-            follow = upload.follow if upload and self.shared and self.shared.names_what_it_has() else None
+            follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
@@ -91,9 +91,9 @@ class Assembler(Builder):
                 self.system.layer,
                 follow,
             )
-            self.prove(cache, arrivals)
+            self.prove_loading(cache, arrivals)
             report_content(assembled, self.report, self.recipe.owned)
-            run = self.confirmed(assembled.true)
+            run = self.confirmed(assembled.verified_members)
             imports = self.try_imports(run, assembled.image, settings)
             pushed = upload.finish(assembled.image) if upload else None
             cache.share(assembled.results)
@@ -111,8 +111,8 @@ class Assembler(Builder):
         if self.target is None:
             yield None
             return
-        trusting = self.order.remote_cache
-        with Upload(self.target, report=self.report, landed=self._landed, believing=trusting) as upload:
+        trust_registry = self.order.remote_cache
+        with Upload(self.target, report=self.report, landed=self._landed, trust_registry=trust_registry) as upload:
             try:
                 yield upload
             except BaseException:

@@ -13,9 +13,9 @@ from envbuild.build.builder import COMPILING, Builder
 from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
+    check_model_files,
     publish_parts,
     signer_for,
-    stamp_content,
     stamp_parts,
     write_outputs,
 )
@@ -41,10 +41,10 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
     """Carry out the plans: lock, build, push or write the image, and stamp it last."""
     for plan in plans if order.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
-    early = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
-    settled = check_destinations(order, report)
-    if early:
-        stamp_content(order, plans[0].manifest, early)
+    stamp_before = check_stampable(order.stamp, signer_for(order, order.continued)) if order.stamp else None
+    immutable_tags = check_destinations(order, report)
+    if stamp_before:
+        check_model_files(order, plans[0].manifest, stamp_before)
     if order.attestations.key:
         # A signature covers only layers that were built here.
         order = replace(order, remote_cache=False)
@@ -55,14 +55,16 @@ def build(order: Order, plans: Sequence[Plan], report: Reporter, now: datetime) 
         shared = None
         if order.push and order.remote_cache and order.builder == "assemble":
             shared = until.enter_context(SharedCache(order.push, report=report))
-        parts = tuple(_part(order, plan, settings, shared, report, until, settled=settled) for plan in plans)
+        parts = tuple(
+            _part(order, plan, settings, shared, report, until, immutable_tags=immutable_tags) for plan in plans
+        )
         images = [part.assembled.image for part in parts]
         content: Content = images[0] if len(parts) == 1 else image_index(images)
-        pushed = _pushed(order, parts, content, report)
+        pushed = _push_index(order, parts, content, report)
         publish_parts(order, parts, pushed, report, now)
         outcome = write_outputs(order, parts, content, pushed, report)
-    if order.stamp and early:
-        outcome = replace(outcome, stamped=stamp_parts(order.stamp, order, parts, now, report, early))
+    if order.stamp and stamp_before:
+        outcome = replace(outcome, stamped=stamp_parts(order.stamp, order, parts, now, report, stamp_before))
     limit = size_limit()
     if limit is not None and (removed := prune(order.cache, keep=limit)):
         report.note(f"the cache was over its limit: {sum(it.size for it in removed) / 1e6:.1f} MB removed")
@@ -77,9 +79,9 @@ def _part(
     report: Reporter,
     until: ExitStack,
     *,
-    settled: bool,
+    immutable_tags: bool,
 ) -> Part:
-    """Build and push the image of one platform; `settled` if tags are immutable."""
+    """Build and push the image of one platform; `immutable_tags` if a tag that is set may not move."""
     base = _base(order, plan, report)
     run = _lock(order, plan, base.target, settings, report)
     system = _system(order, plan, base, report)
@@ -100,7 +102,7 @@ def _part(
         compiling=compiling,
         system=system,
     )
-    if settled:
+    if immutable_tags:
         _check_tags(builder)
     return builder.build(settings)
 
@@ -130,7 +132,7 @@ def _builder(order: Order) -> type[Builder]:
     return Buildx if order.builder_name else Docker
 
 
-def _pushed(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
+def _push_index(order: Order, parts: Sequence[Part], content: Content, report: Reporter) -> PushResult | None:
     """Return the pushed image, or push the index of several; without its tag."""
     if order.push is None or not isinstance(content, ImageIndex):
         return parts[0].pushed
@@ -146,13 +148,13 @@ def check_destinations(order: Order, report: Reporter) -> bool:
 
     Return whether tags are immutable there, if known.
     """
-    settled = False
+    immutable_tags = False
     size_limit()
     check_attestations(order)
     _check_builder(order)
     if order.push:
         repository = check_repository(order.push, create=order.create_repository)
-        settled = bool(repository and repository.immutable_tags)
+        immutable_tags = bool(repository and repository.immutable_tags)
         if repository and repository.created:
             report.note(f"created {repository.name}")
         # Cloud Build pushes as somebody else.
@@ -164,7 +166,7 @@ def check_destinations(order: Order, report: Reporter) -> bool:
 
         with connected(INSTEAD):
             pass
-    return settled
+    return immutable_tags
 
 
 def _check_builder(order: Order) -> None:

@@ -70,7 +70,9 @@ class Builder(ABC):
         return Part(
             plan=self.plan,
             recipe=self.recipe,
-            assembled=Assembled(image=made, overlaps=(), results={}, true={}) if isinstance(made, Image) else made,
+            assembled=Assembled(image=made, overlaps=(), results={}, verified_members={})
+            if isinstance(made, Image)
+            else made,
             pushed=pushed,
             tags=self.tags,
             lock=self.run.lock,
@@ -93,17 +95,17 @@ class Builder(ABC):
         return (tag,) if tag else ()
 
     @property
-    def proof(self) -> Digest:
+    def loading_key(self) -> Digest:
         """The key under which this machine notes the loader proof."""
         return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
 
-    def proved(self, cache: LayerCache) -> bool:
+    def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
-        return self.plan.stack.cuda is None or cache.noted(self.proof, bool) is True
+        return self.plan.stack.cuda is None or cache.noted(self.loading_key, bool) is True
 
-    def prove(self, cache: LayerCache, arrivals: Arrivals) -> None:
+    def prove_loading(self, cache: LayerCache, arrivals: Arrivals) -> None:
         """Raise VerifyError if the framework would not find its CUDA libraries in the image."""
-        if self.proved(cache):
+        if self.is_loading_proven(cache):
             return
         from envbuild.verify.cuda.loader import prove_loading  # noqa: PLC0415 - pyelftools is slow to import
 
@@ -115,7 +117,7 @@ class Builder(ABC):
         self.report.note(found.summary)
         for note in found.notes:
             self.report.note(str(note))
-        cache.note(self.proof, value=True, share=False)
+        cache.note(self.loading_key, value=True, share=False)
 
     def try_imports(
         self, run: LockedRun, image: Image | None, settings: IndexSettings, place: "Place | None" = None
@@ -132,9 +134,9 @@ class Builder(ABC):
 
         return try_imports(self, run, image, settings, place)
 
-    def confirmed(self, true: Mapping[Digest, Collection[str]]) -> LockedRun:
+    def confirmed(self, verified_members: Mapping[Digest, Collection[str]]) -> LockedRun:
         """Compare the metadata of the index with the files that it served, and correct the proof."""
-        confirmed = confirm(self.run, self.order.cache, true)
+        confirmed = confirm(self.run, self.order.cache, verified_members)
         if self.order.require_identical:
             confirmed.proof.require_identical()
         return confirmed

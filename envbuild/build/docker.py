@@ -83,7 +83,7 @@ class ContextBuilder(Builder):
         """Get all wheels into the cache where the context has to have them."""
         cache = LayerCache(self.order.cache)
         packages = bool(self.system.packages)
-        reason = why_wheelhouse(settings, secrets=secrets, needed=not self.proved(cache), packages=packages)
+        reason = why_wheelhouse(settings, secrets=secrets, needed=not self.is_loading_proven(cache), packages=packages)
         if not reason:
             return False
         self.system.fetch()
@@ -92,7 +92,7 @@ class ContextBuilder(Builder):
             arrivals.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
                 arrivals.path(wheel)
-            self.prove(cache, arrivals)
+            self.prove_loading(cache, arrivals)
         return True
 
     @property

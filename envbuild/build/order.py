@@ -119,7 +119,7 @@ class Plan:
     stack: Stack
     base: str
     """The base that was asked for, else the profile's."""
-    unserved: tuple[str, ...] = ()
+    not_on_index: tuple[str, ...] = ()
     """`mylib==1.0: is an editable install of /src`: what no index can have, and locking will want built or given."""
 
 
@@ -219,8 +219,10 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
     kept = {name_of(it) for it in stack.requirements}
     faults = [origin_fault(it) for it in manifest.distributions if canonicalize_name(it.name) in kept]
-    unserved = tuple(f"{it.requirement}: {it.why}" for it in faults if it is not None)
-    return Plan(manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base, unserved=unserved)
+    not_on_index = tuple(f"{it.requirement}: {it.why}" for it in faults if it is not None)
+    return Plan(
+        manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base, not_on_index=not_on_index
+    )
 
 
 def check_order(order: Order) -> None:

@@ -154,42 +154,44 @@ def build_options(order: Order) -> Iterator[tuple[str, str]]:
             yield name.replace("_", "-"), "yes"
 
 
-def stamp_content(
-    order: Order, manifest: TrainingManifest, early: Snapshot, report: Reporter | None = None
+def check_model_files(
+    order: Order, manifest: TrainingManifest, stamp_before: Snapshot, report: Reporter | None = None
 ) -> ModelFiles | None:
     """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
 
     Where it lists none, they have to be those of the stamp in place. With a key, files that were stamped for this very
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
-    for this manifest need not be forced again. `early` is that stamp, as it was read at first.
+    for this manifest need not be forced again. `stamp_before` is that stamp, as it was read at first.
     """
     from envbuild.verify.rules.model import compare_files, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415
 
-    uri, stamp = order.stamp, early.continued
+    uri, previous = order.stamp, stamp_before.continued
     assert uri is not None, "the caller looked"
-    before = stamp.content if stamp else None
-    saved, stamped = recorded(manifest.model, None, uri), recorded(None, before, uri)
+    files_before = previous.content if previous else None
+    of_run, of_stamp = recorded(manifest.model, None, uri), recorded(None, files_before, uri)
     exact = order.attestations.key is not None
-    again = stamp is not None and Digest.of(order.manifest) in {image.manifest_sha256 for image in stamp.images}
-    wanted = as_stamped(manifest.model, before if exact and again else None, uri) or stamped
+    same_manifest = previous is not None and Digest.of(order.manifest) in {
+        image.manifest_sha256 for image in previous.images
+    }
+    expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
     place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
-    now = files_now(place, saved or stamped, patient=True)
-    problem = mismatch(wanted, now, order.manifest, by_run=bool(saved), exact=exact)
-    if saved is None and report:
+    present = files_now(place, of_run or of_stamp, patient=True)
+    problem = mismatch(expected, present, order.manifest, by_run=bool(of_run), exact=exact)
+    if of_run is None and report:
         report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    if saved and wanted and now and report and not problem:
-        sizes = doubt(compare_files(wanted, now, by_name=True))
+    if of_run and expected and present and report and not problem:
+        sizes = doubt(compare_files(expected, present, by_name=True))
         if sizes:
             report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
-    content = content_of(now) if now else ModelFiles(files=(), file_count=None)
-    kept = not saved or (problem and again and before and before.forced)
-    if before and stamped and kept and not mismatch(stamped, now, order.manifest, exact=exact):
-        return replace(content, forced=before.forced)
+    content = content_of(present) if present else ModelFiles(files=(), file_count=None)
+    kept = not of_run or (problem and same_manifest and files_before and files_before.forced)
+    if files_before and of_stamp and kept and not mismatch(of_stamp, present, order.manifest, exact=exact):
+        return replace(content, forced=files_before.forced)
     if not problem:
-        return content if now else None
-    elsewhere = f"that {order.manifest_name} records, which was saved to {saved.uri}" if saved else ""
-    earlier = f"that was stamped at {stamp.created}, and {order.manifest_name} lists no files" if stamp else ""
+        return content if present else None
+    elsewhere = f"that {order.manifest_name} records, which was saved to {of_run.uri}" if of_run else ""
+    earlier = f"that was stamped at {previous.created}, and {order.manifest_name} lists no files" if previous else ""
     what = f"the model is not the one {elsewhere or earlier}: {problem}"
     if not order.stamp_anyway:
         raise StampError(what, where=uri, todo=_TODO)
@@ -224,13 +226,16 @@ def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: b
 
 
 def stamp_parts(
-    model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, early: Snapshot
+    model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, stamp_before: Snapshot
 ) -> str:
     """Write each platform's image on the model that was there at first; the last record names them all."""
     for part in parts:
         tag_as_stamped(part.pushed.reference if part.pushed else None, report)
-    signer, content = signer_for(order, order.continued), stamp_content(order, parts[0].plan.manifest, early, report)
-    write, results = partial(stamp, model, now=now, early=early, signer=signer, content=content), []
+    signer, content = (
+        signer_for(order, order.continued),
+        check_model_files(order, parts[0].plan.manifest, stamp_before, report),
+    )
+    write, results = partial(stamp, model, now=now, stamp_before=stamp_before, signer=signer, content=content), []
     for part in parts:
         entry = StampEntry(
             role="train",

@@ -92,7 +92,7 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
     plans = make_plans(order)
     for plan in plans:
         report_decisions(plan.stack, progress)
-        for line in plan.unserved:
+        for line in plan.not_on_index:
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)
     if dry_run and order.cloud and not as_json:

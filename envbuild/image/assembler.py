@@ -44,7 +44,7 @@ class Assembled:
     overlaps: tuple[Overlap, ...]
     results: Mapping[Digest, LayerResult]
     """The environment's layers by key."""
-    true: Mapping[Digest, Collection[str]]
+    verified_members: Mapping[Digest, Collection[str]]
     """By a wheel's sha256: the members that were read and match RECORD."""
     bytecode: Tally | None = None
     """Counts of the bytecode; None if none was requested."""
@@ -144,7 +144,7 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last five are optional
         image=_join(recipe, base, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        true=maker.opened.proven(),
+        verified_members=maker.opened.proven(),
         bytecode=tally,
         remarks=(cache.find_note(remarks_key, _remark_lines) or ()) if remarks_key else (),
     )

@@ -163,7 +163,7 @@ def assemble_child(
         image=_join(parent, addition, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        true=maker.opened.proven(),
+        verified_members=maker.opened.proven(),
         bytecode=tally + more_tally if tally and more_tally else None,
         remarks=remarks,
     )

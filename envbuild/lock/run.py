@@ -124,7 +124,7 @@ def lock_run(
         kept = required_distributions(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
-        run = _compare(first, distributions, options, direct)
+        run = _finish_lock(first, distributions, options, direct)
     completed = (gaps.before or "none") if gaps else None
     return replace(run, lock=replace(run.lock, exclude_newer=completed))
 
@@ -294,7 +294,7 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
     return kind(settings=settings, cache=options.cache)
 
 
-def _compare(
+def _finish_lock(
     first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
 ) -> LockedRun:
     """Upgrade and extend a lock where the options say so, and compare it with the run."""

@@ -84,8 +84,8 @@ def push(
 class Upload:
     """An upload of an image, whose layers may be sent before the image is complete.
 
-    Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `believing`, an existing manifest does not
-    prove its blobs, and each is checked.
+    Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `trust_registry`, an existing manifest
+    does not prove its blobs, and each is checked.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Upload:
         landed: Landed = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
-        believing: bool = True,
+        trust_registry: bool = True,
     ) -> None:
-        self._reference, self._report, self._landed, self._believing = reference, report, landed, believing
+        self._reference, self._report, self._landed, self._trust_registry = reference, report, landed, trust_registry
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._sent: dict[Digest, Future[How]] = {}
@@ -142,7 +142,7 @@ class Upload:
         registry, repository = self._registry, self._reference.repository
         media_type = str(json.loads(image.manifest).get("mediaType") or MANIFEST)
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
-        if self._believing and self._is_there(image):
+        if self._trust_registry and self._is_there(image):
             # Uploads that have not begun are not needed any more.
             begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
             how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}

@@ -110,7 +110,7 @@ class SharedCache:
         if self._known.get(tag) != value:
             self._publish(tag, value)
 
-    def names_what_it_has(self) -> bool:
+    def knows_its_layers(self) -> bool:
         """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
 
         A repository that refuses such artifacts, or whose clients publish none, has layers without keys.

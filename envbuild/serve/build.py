@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from envbuild.build.build import check_destinations
 from envbuild.build.extend import compiling_for, extended
 from envbuild.build.order import Order, check_outputs, make_plans
-from envbuild.build.outputs import signer_for, stamp_content
+from envbuild.build.outputs import check_model_files, signer_for
 from envbuild.errors import RegistryError, UsageError, VerifyError
 from envbuild.image.assembler import Compiling
 from envbuild.image.bytecode.compiler import compiled_by
@@ -58,23 +58,23 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
     """
     check_serving(order)
     signer = signer_for(order.order, order.training_keys)
-    early = check_stampable(order.order.stamp, signer) if order.order.stamp else None
+    stamp_before = check_stampable(order.order.stamp, signer) if order.order.stamp else None
     check_destinations(order.order, report)
     check_gate(order)
     if order.order.attestations.key:
         # A signature covers only layers that were built here.
         order = replace(order, order=replace(order.order, remote_cache=False))
-    if early and order.model is None:  # of a manifest, the training image is built next
-        stamp_content(order.order, make_plans(order.order)[0].manifest, early)
+    if stamp_before and order.model is None:  # of a manifest, the training image is built next
+        check_model_files(order.order, make_plans(order.order)[0].manifest, stamp_before)
     origin = find_origin(order, report, now)
     order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
-    if early and order.model:
-        stamp_content(order.order, origin.manifest, early)
+    if stamp_before and order.model:
+        check_model_files(order.order, origin.manifest, stamp_before)
     make = _compare_with_server if order.server in OWN_RUNTIME else _build
     served = make(order, origin, report)
     publish_served(order, served, report, now)
-    if early:
-        served = replace(served, stamped=stamp_served(order, served, now, early, report))
+    if stamp_before:
+        served = replace(served, stamped=stamp_served(order, served, now, stamp_before, report))
     return served
 
 

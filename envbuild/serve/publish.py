@@ -11,11 +11,11 @@ from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.order import LAYOUT_NAME, Order
 from envbuild.build.outputs import (
     build_options,
+    check_model_files,
     into_archive,
     into_engine,
     report_stamps,
     signer_for,
-    stamp_content,
     tag_as_stamped,
 )
 from envbuild.files import staged_folder
@@ -52,7 +52,9 @@ def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tupl
     return layout, into_engine(order.load, image, report).id if order.load else None
 
 
-def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: Snapshot, report: Reporter) -> str:
+def stamp_served(
+    order: ServeOrder, served: ServeResult, now: datetime, stamp_before: Snapshot, report: Reporter
+) -> str:
     """Stamp the image on the model that was there at the start; return the record's name.
 
     Without a stamped training image, the one that was built is stamped first, so that both can be compared.
@@ -60,8 +62,10 @@ def stamp_served(order: ServeOrder, served: ServeResult, now: datetime, early: S
     model, origin = order.order.stamp, served.origin
     assert model is not None, "the caller looked"
     signer = signer_for(order.order, order.training_keys)
-    content = stamp_content(order.order, origin.manifest, early, report)
-    write = partial(stamp, model, manifest=origin.manifest_bytes, now=now, early=early, signer=signer, content=content)
+    content = check_model_files(order.order, origin.manifest, stamp_before, report)
+    write = partial(
+        stamp, model, manifest=origin.manifest_bytes, now=now, stamp_before=stamp_before, signer=signer, content=content
+    )
     entry = partial(
         StampEntry,
         variant=origin.variant,

@@ -85,7 +85,7 @@ def stamp(  # noqa: PLR0913 - a record has as many parts
     manifest: bytes,
     lock: bytes,
     now: datetime,
-    early: Snapshot | None = None,
+    stamp_before: Snapshot | None = None,
     signer: Signer | None = None,
     content: Content | None = None,
     built_on: StampedImage | None = None,
@@ -98,7 +98,7 @@ def stamp(  # noqa: PLR0913 - a record has as many parts
 
     An image that the model had in the same slot is replaced, and stays in the record before. StampConflict when another
     command wrote another image there at the same time, or the model was replaced, also since `check_stampable` returned
-    `early`; StampError when the model cannot be read or written.
+    `stamp_before`; StampError when the model cannot be read or written.
     """
     with open_model(model_uri, signed_check(signer)) as model:
         writer = StampWriter(
@@ -112,7 +112,7 @@ def stamp(  # noqa: PLR0913 - a record has as many parts
             content=content,
             built_on=built_on,
         )
-        return writer.write(early)
+        return writer.write(stamp_before)
 
 
 def check_stampable(model_uri: str, signer: Signer | None = None) -> Snapshot:
@@ -142,10 +142,10 @@ class StampWriter:
     built_on: StampedImage | None = None
     retry: Retry = _RETRY
 
-    def write(self, early: Snapshot | None = None) -> StampResult:
+    def write(self, stamp_before: Snapshot | None = None) -> StampResult:
         """Write the stamp; errors as `stamp`."""
-        first = early or read_snapshot(self.model, self.signer)
-        now, reason = self._join(first) if early else first, ""
+        first = stamp_before or read_snapshot(self.model, self.signer)
+        now, reason = self._join(first) if stamp_before else first, ""
         for number in range(self.retry.tries):
             try:
                 return self._attempt(now, number)

@@ -99,7 +99,7 @@ class WheelArchive:
         self._by_name = {member.name: member for member in self.members}
         self.proving = False
         """Whether members are compared with RECORD when they are read."""
-        self.true: set[str] = set()
+        self.verified_members: set[str] = set()
         """Names of the members that match RECORD."""
 
     def __enter__(self) -> Self:

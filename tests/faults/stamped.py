@@ -71,8 +71,10 @@ def _check_step(older: Stamp | None, newer: Stamp | None, said: str) -> None:
     if older and newer and older.anchor.generation != newer.anchor.generation:
         before = {}  # what was replaced had other images
     moved = [slot for slot in before.keys() & after.keys() if before[slot].digest != after[slot].digest]
-    unserved = {("serve", *slot[1:]) for slot in moved if slot[0] == "train"}  # built on the image that was replaced
-    before = {slot: it for slot, it in before.items() if slot in after or slot not in unserved}
+    not_on_index = {
+        ("serve", *slot[1:]) for slot in moved if slot[0] == "train"
+    }  # built on the image that was replaced
+    before = {slot: it for slot, it in before.items() if slot in after or slot not in not_on_index}
     changed = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
     require(before.keys() <= after.keys(), f"{said}: an image is gone: {before.keys() - after.keys()}")
     require(len(changed) <= 1, f"{said}: one record changed {changed}")

@@ -279,7 +279,7 @@ def test_members_that_are_what_record_says_are_noted_and_others_are_not(tmp_path
     with pytest.raises(WheelError, match="where its RECORD says"):
         built(tmp_path, forged)
     same_size = make_wheel("forged", "1", {"honest.py": "b", "big.bin": bytes(5 << 20)}, record=lines)
-    true = built(tmp_path, honest, same_size).true
+    true = built(tmp_path, honest, same_size).verified_members
     assert true[Digest.of(honest.data)] >= {"honest.py", "big.bin", "honest-1.dist-info/METADATA"}
     assert not true[Digest.of(same_size.data)] & {"honest.py", "big.bin"}
 

@@ -504,7 +504,7 @@ def test_train_and_serve_are_signed_together_on_top_of_what_another_wrote(tmp_pa
     write(site.uri, entry("serve", content=b"evil"))
     early, signer = check_stampable(site.uri), record_signer(str(site.private))
     for item in (entry(content=b"next"), entry("serve", content=b"next")):
-        stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, early=early, signer=signer)
+        stamp(site.uri, item, manifest=b"{}", lock=b"lock", now=NOW, stamp_before=early, signer=signer)
     found = read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=5)).proven
     assert found
     assert {it.digest for it in found.images} == {Digest.of(b"next")}

@@ -108,14 +108,22 @@ def test_the_image_is_the_one_that_a_single_process_makes(alone, answers, tmp_pa
     assert answer is not None
     assert answer.result in result.results.values()
     assert opened == ["other-1-py3-none-any.whl"]
-    assert result.true[Digest.of(WHEELS[0].data)] == alone.true[Digest.of(WHEELS[0].data)] != frozenset()
+    assert (
+        result.verified_members[Digest.of(WHEELS[0].data)]
+        == alone.verified_members[Digest.of(WHEELS[0].data)]
+        != frozenset()
+    )
     assert tree(result.image)["opt/env/lib/python3.11/site-packages/large/large.bin"][1] == LARGE["large/large.bin"]
 
 
 def test_files_that_a_wheel_shares_with_a_heavy_one_are_found(alone, answers, tmp_path):
     result = built(tmp_path, *WHEELS)
     assert answers[0] is not None
-    assert (result.image.digest, result.overlaps, result.true) == (alone.image.digest, alone.overlaps, alone.true)
+    assert (result.image.digest, result.overlaps, result.verified_members) == (
+        alone.image.digest,
+        alone.overlaps,
+        alone.verified_members,
+    )
     assert [it.path for it in result.overlaps] == ["lib/python3.11/site-packages/shared.py"]
 
 

@@ -75,7 +75,7 @@ def test_a_hash_of_record_that_is_wrong_is_not_taken_for_true(tmp_path):
             wheel.proving = True
             files = [LayerFile(file, wheel) for file in installed_files(wheel, SCHEME)]
             write_layer(io.BytesIO(), SCHEME.prefix, files, pool)
-            assert ("hostile.py" in wheel.true) == true
+            assert ("hostile.py" in wheel.verified_members) == true
 
 
 def test_a_refused_wheel_leaves_nothing_open(tmp_path):

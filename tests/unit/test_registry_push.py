@@ -95,17 +95,17 @@ def test_a_cached_layer_is_hashed_as_it_is_sent_and_opened_again_only_where_it_i
     assert opened == (["again"] if damaged else [])
 
 
-@pytest.mark.parametrize("believing", [True, False])
-def test_who_does_not_believe_a_manifest_looks_for_each_blob(believing):
+@pytest.mark.parametrize("trust_registry", [True, False])
+def test_who_does_not_believe_a_manifest_looks_for_each_blob(trust_registry):
     image = image_of([b"one", b"two"])
     lost = image.layers[0].descriptor
     with FakeRegistry() as registry:
         push(image, at(registry), retry=FAST)
         del registry.repositories["team/app"].blobs[str(lost.digest)]
-        with Upload(at(registry), retry=FAST, believing=believing) as upload:
+        with Upload(at(registry), retry=FAST, trust_registry=trust_registry) as upload:
             result = upload.finish(image)
         there = str(lost.digest) in registry.repositories["team/app"].blobs
-    assert (there, result.uploaded) == ((False, 0) if believing else (True, lost.size))
+    assert (there, result.uploaded) == ((False, 0) if trust_registry else (True, lost.size))
 
 
 def test_an_image_that_is_there_is_only_tagged():

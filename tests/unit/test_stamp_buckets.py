@@ -113,7 +113,7 @@ def test_a_model_that_was_replaced_during_the_build_is_refused(model):  # noqa: 
     early = check_stampable(model.uri)
 
     def write_now(item):
-        return stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, early=early)
+        return stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, stamp_before=early)
 
     assert write_now(entry()).changed
     assert write_now(entry(role="serve")).changed

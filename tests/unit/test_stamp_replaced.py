@@ -73,7 +73,7 @@ def test_of_five_builds_at_once_for_one_place_the_first_wins(model):  # noqa: F8
     builds = [(check_stampable(model.uri), item) for item in items]
 
     def ended(early, item):
-        return stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, early=early)
+        return stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, stamp_before=early)
 
     assert ended(*builds[0]).changed
     for early, item in builds[1:]:

@@ -79,7 +79,7 @@ class Answer:
     """A written layer, with proven members and fingerprints of each wheel, by its sha256."""
 
     result: LayerResult
-    true: Mapping[Digest, frozenset[str]]
+    verified_members: Mapping[Digest, frozenset[str]]
     prints: Mapping[Digest, Fingerprint]
 
 
@@ -191,6 +191,6 @@ def written(task: Task) -> Answer:
         pool = stack.enter_context(ThreadPoolExecutor(_CORES))
         sink: BinaryIO = stack.enter_context(Path(task.file).open("r+b"))
         result = write_layer(sink, task.scheme.prefix, layer_files(opened.values()), pool)
-        true = {sha256: frozenset(it.archive.true) for sha256, it in opened.items()}
+        members = {sha256: frozenset(it.archive.verified_members) for sha256, it in opened.items()}
         prints = {sha256: fingerprint(it.files) for sha256, it in opened.items()}
-        return Answer(result=result, true=true, prints=prints)
+        return Answer(result=result, verified_members=members, prints=prints)

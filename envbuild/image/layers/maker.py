@@ -98,12 +98,12 @@ class OpenWheels:
 
     def proven(self) -> dict[Digest, frozenset[str]]:
         """Return the members of each wheel that were read and match RECORD."""
-        here = {wheel.sha256: frozenset(found.archive.true) for wheel, found in self._open.items()}
+        here = {wheel.sha256: frozenset(found.archive.verified_members) for wheel, found in self._open.items()}
         return {key: here.get(key, frozenset()) | self._proven.get(key, frozenset()) for key in here | self._proven}
 
     def learn(self, answer: Answer) -> None:
         """Take what the other process learned about wheels."""
-        self._proven |= answer.true
+        self._proven |= answer.verified_members
         self._prints |= answer.prints
 
     def file(self, wheel: LockedWheel, path: Path) -> LocalWheel:

@@ -339,7 +339,7 @@ def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], reco
     if (checksum, size) != (member.crc32, member.size):
         raise archive.refuse(f"{member.name} has another size or CRC than the archive says")
     if hasher and record_hash(hasher.digest()) == recorded:
-        archive.true.add(member.name)
+        archive.verified_members.add(member.name)
 
 
 def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool: Executor) -> LayerResult:
