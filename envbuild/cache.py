@@ -168,7 +168,9 @@ def _things(folder: Path) -> Iterator[Item]:
     for kind in KINDS:
         paths: Iterable[Path] = (Path(place) / name for place, _, names in os.walk(folder / kind) for name in names)
         if kind in _WHOLE:
-            paths = (folder / kind).iterdir() if (folder / kind).is_dir() else ()
+            paths = ()
+            with suppress(OSError):  # it is not there, or another user's
+                paths = list((folder / kind).iterdir())
         for path in (it for it in paths if _OURS.fullmatch(it.name)):
             with suppress(OSError):  # removed meanwhile
                 files = [Path(place) / name for place, _, names in os.walk(path) for name in names]

@@ -108,9 +108,9 @@ def settle(file: BinaryIO, temporary: Path, path: Path, *, mode: int = 0o644) ->
 
 
 def share(source: Path, target: Path, *, mode: int) -> bool:
-    """Make `target` a hard link to `source`, with one mode for both; False where that cannot be.
+    """Make `target` a hard link to `source`, with one mode for both.
 
-    As across file systems, or for a file of another user.
+    False where that is impossible: across file systems, or for another user's file.
     """
     with written_aside(target.parent) as (_, temporary), suppress(OSError):
         temporary.unlink()

@@ -58,11 +58,11 @@ def announce(text: str) -> None:
 
 
 def count(report: Reporter, what: str) -> Callable[[int, int], None]:
-    """Return what notes `1 of 3 {what}` when it is called with two numbers, at most once in two seconds."""
+    """Return a function of (done, total) that notes `1 of 3 {what}`, at most every SILENCE seconds."""
     last = [time.monotonic()]
 
     def note(done: int, total: int) -> None:
-        if time.monotonic() - last[0] >= 2.0:
+        if time.monotonic() - last[0] >= SILENCE:
             last[0] = time.monotonic()
             report.note(f"{done} of {total} {what}")
 

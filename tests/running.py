@@ -86,7 +86,15 @@ def run_envbuild(
         # Python reads these when it starts.
         command = [sys.executable, *(["-c", program] if program else ["-m", "envbuild"]), *words]
         return subprocess.run(
-            command, cwd=cwd, env=env, input=data.decode(), capture_output=True, text=True, check=check, timeout=timeout
+            command,
+            cwd=cwd,
+            env=env,
+            input=data.decode(),
+            stdout=stdout or subprocess.PIPE,
+            stderr=stderr or subprocess.PIPE,
+            text=True,
+            check=check,
+            timeout=timeout,
         )
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(data)
@@ -194,7 +202,7 @@ def _run(request: Mapping[str, Any], files: list[int]) -> NoReturn:
         else:
             main()
     except SystemExit as end:
-        code = end.code
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     atexit._run_exitfuncs()

@@ -57,7 +57,7 @@ _SCRYPT_MEMORY = 256 << 20
 _LARGEST = 1 << 20
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem"
 _NOT_P256 = "not an ECDSA P-256 key"
-_NOT_HERE, _SIGN = ", and it is not installed", "pip install 'envbuild[sign]'"
+_INSTALL = "pip install 'envbuild[sign]'"
 KEYLESS: Final = "keyless"
 """What `--sign` takes; `--signed` takes `keyless:ISSUER=IDENTITY`."""
 TRUST_CONFIG: Final = "ENVBUILD_SIGSTORE_TRUST_CONFIG"
@@ -265,7 +265,7 @@ def signer_of(key: str) -> Signer | KeylessSigner:
     try:
         private = _unsealed(sealed[1], where) if sealed else _from_pem(data, where)
     except (ValueError, KeyError, TypeError, UnsupportedAlgorithm) as error:
-        is_given = _password() is not None
+        is_given = _password() is not None if sealed else bool(_password())
         what = "the key cannot be read, or its password is wrong" if is_given else "not a private key in PEM"
         raise UsageError(what, where=where, todo=f"see {PASSWORDS[0]}; or make a key: {_MAKE}") from error
     if not isinstance(private, EllipticCurvePrivateKey) or not isinstance(private.curve, SECP256R1):
@@ -338,9 +338,8 @@ def _unsealed(text: str, where: str) -> object:
         from nacl.exceptions import CryptoError  # noqa: PLC0415 - not everybody has it
         from nacl.secret import SecretBox  # noqa: PLC0415
     except ImportError as error:
-        raise MissingComponentError(
-            f"PyNaCl opens keys that cosign made{_NOT_HERE}", where=where, todo=_SIGN
-        ) from error
+        what = "PyNaCl is not installed, which opens keys that cosign made"
+        raise MissingComponentError(what, where=where, todo=_INSTALL) from error
     try:
         value = json.loads(base64.b64decode(text))
         kdf, cipher = value["kdf"]["params"], value["cipher"]
@@ -371,8 +370,8 @@ def _kms(key: str) -> Signer:
         _, public = GCPSigner.import_(name)
         signer = GCPSigner(name, public)
     except UnsupportedLibraryError as error:
-        what = f"Google's library talks to Cloud KMS{_NOT_HERE}"
-        raise MissingComponentError(what, where=where, todo=_SIGN) from error
+        what = "Google's library for Cloud KMS is not installed"
+        raise MissingComponentError(what, where=where, todo=_INSTALL) from error
     except UnsupportedAlgorithmError as error:
         raise UsageError(_NOT_P256, where=where, todo="make one: EC_SIGN_P256_SHA256") from error
     except Exception as error:

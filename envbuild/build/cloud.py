@@ -264,10 +264,12 @@ def packed(context: Path) -> Iterator[Packed]:
             for path in paths:
                 _add(archive, context, path)
         file.seek(0)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0)
-        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
-        yield Packed(path=Path(file.name), size=file.tell(), sha256=sha256, md5=b64encode(md5).decode())
+        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        while piece := file.read(1 << 20):
+            sha256.update(piece)
+            md5.update(piece)
+        md5_text = b64encode(md5.digest()).decode()
+        yield Packed(path=Path(file.name), size=file.tell(), sha256=sha256.hexdigest(), md5=md5_text)
 
 
 def _add(archive: tarfile.TarFile, context: Path, path: Path) -> None:

@@ -100,9 +100,11 @@ def _import(builder: Builder, run: LockedRun, names: frozenset[str], settings: I
 def _main_module(own: str, files: Collection[str]) -> list[str]:
     """The module that a wheel is there for: the one of its name, else the largest; others may be plug-ins."""
     public = import_names(files)
+    if own in public:
+        return [own]
     starts = {it: (f"/{it.replace('.', '/')}/", f"/{it.replace('.', '/')}.") for it in public}
     sizes = {it: sum(f"/{file}".startswith(start) for file in files) for it, start in starts.items()}
-    return [own] if own in public else sorted(public, key=lambda it: -sizes[it])[:1]
+    return sorted(public, key=lambda it: -sizes[it])[:1]
 
 
 def _warn_untold(found: Imports, builder: Builder) -> None:

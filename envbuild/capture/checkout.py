@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import selectors
 import stat
 import subprocess
 import tempfile
@@ -138,23 +139,36 @@ def _change_facts(checkout: Checkout, patch: bool, whole: bool) -> Facts:
     facts["untracked"] = None if both is None else sum(line.startswith("??") for line in both.split("\n"))
     if not tracked:
         return facts
-    digest, text = hashlib.sha256(), ""
-    command = checkout.command(*DIFF, *checkout.limits, *where)
-    variables, null = dict(checkout.environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0"), subprocess.DEVNULL
+    digest, size, head = hashlib.sha256(), 0, b""
     try:
-        # Changed data can be larger than the memory.
-        with tempfile.TemporaryFile() as file:
-            subprocess.run(command, stdin=null, stdout=file, stderr=null, timeout=TIMEOUT, env=variables, check=True)
-            file.seek(0)
-            for block in iter(lambda: file.read(1 << 16), b""):
-                digest.update(block)
-            size = file.tell()
-            file.seek(0)
-            text = decoded(file.read()) if patch and size <= LARGEST_PATCH else ""
+        for data in _output(checkout.command(*DIFF, *checkout.limits, *where), checkout.environment):
+            digest.update(data)
+            size += len(data)
+            head = head + data if patch and size <= LARGEST_PATCH else b""
     except NO_PROGRAM:
         return facts
     facts["diff_sha256"] = digest.hexdigest() if size else None
-    return dict(facts, patch=scrub_patch(text) or None) if patch else facts
+    return dict(facts, patch=scrub_patch(decoded(head)) or None) if patch else facts
+
+
+def _output(command: list[str], environment: dict[str, str]) -> Iterator[bytes]:
+    """Yield a program's output as it comes; SubprocessError if it fails or takes longer than TIMEOUT."""
+    null, deadline = subprocess.DEVNULL, time.monotonic() + TIMEOUT
+    variables = dict(environment, LC_ALL="C", GIT_OPTIONAL_LOCKS="0")
+    with subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null, env=variables) as process:
+        try:
+            with selectors.DefaultSelector() as selector:
+                pipe = selector.register(process.stdout or -1, selectors.EVENT_READ).fd
+                data = b"\0"
+                while data:
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        raise subprocess.TimeoutExpired(command, TIMEOUT)
+                    data = os.read(pipe, 1 << 16)
+                    yield data
+            if process.wait(max(0.1, deadline - time.monotonic())):
+                raise subprocess.CalledProcessError(process.returncode, command)
+        finally:
+            process.kill()
 
 
 def tree_facts(path: str, seconds: float = LONGEST_HASHING) -> Facts:

@@ -30,6 +30,7 @@ ADDED = re.compile(r"^\.\./|\.dist-info/")
 MOST_OVERWRITTEN = 1000
 HASHES = ("sha256", "sha384", "sha512")
 THREADS = 8
+SLICES = 64
 
 
 class ListedFile(NamedTuple):
@@ -289,16 +290,18 @@ def _settle(doubts: list[Doubt], deadline: float) -> None:
     """Hash files, the last changed first: files that were copied without their times all look edited."""
     doubts.sort(key=lambda doubt: -doubt.changed)
 
-    def differs(doubt: Doubt) -> bool | None:
-        return _differs(doubt, deadline)
+    def hashed(start: int) -> list[tuple[Doubt, bool | None]]:
+        return [(doubt, _differs(doubt, deadline)) for doubt in doubts[start::SLICES]]
 
-    try:
-        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-            results: Iterable[bool | None] = list(pool.map(differs, doubts))
-    except RuntimeError:  # Python starts no thread at exit
-        results = map(differs, doubts)
-    for doubt, result in zip(doubts, results):  # noqa: B905 - 3.10's
-        doubt.check.settle(doubt, result)
+    results: Iterable[list[tuple[Doubt, bool | None]]] = map(hashed, range(min(SLICES, len(doubts))))
+    if len(doubts) >= SLICES:
+        try:
+            with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+                results = list(pool.map(hashed, range(SLICES)))
+        except RuntimeError:  # Python starts no thread at exit
+            pass
+    for doubt, differs in (item for slice_results in results for item in slice_results):
+        doubt.check.settle(doubt, differs)
 
 
 def _differs(doubt: Doubt, deadline: float) -> bool | None:

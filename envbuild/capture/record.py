@@ -150,12 +150,15 @@ def _load_modules(names: Iterable[str]) -> list[str]:
         if not MODULE.fullmatch(name):
             raise ValueError("load: %r is not the name of a module" % name)
     for name in modules:
+        folder = os.getcwd()  # to which the paths of all options are relative
         try:
             with _stdout_to_stderr():
                 importlib.import_module(name)
         except (Exception, SystemExit) as error:
             reason = " ".join(scrub("%s: %s" % (type(error).__name__, error)).split())
             failures.append("%s could not be loaded: %s" % (name, reason))
+        finally:
+            os.chdir(folder)
     for sentence in failures:
         say("warning: %s" % sentence)
     return failures

@@ -74,9 +74,12 @@ app = App(
 
 def _version(*, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"envbuild {version('envbuild')}")
+        try:
+            typer.echo(f"envbuild {version('envbuild')}")
+        except PackageNotFoundError:
+            typer.echo("envbuild, from a checkout that is not installed")
         raise typer.Exit
 
 

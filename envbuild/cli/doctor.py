@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.command import HOW, flag, grouped
-from envbuild.cli.console import one_line
+from envbuild.cli.console import printable
 from envbuild.cli.options import AsJson
 from envbuild.errors import MissingComponentError, UsageError, VerifyError
 
@@ -50,6 +50,6 @@ def _print(findings: "Sequence[Finding]", *, healthy: bool, as_json: bool) -> No
         typer.echo(json.dumps({"healthy": healthy, "findings": [it.to_dict() for it in findings]}, indent=2))
         return
     for finding in findings:
-        typer.echo(one_line(str(finding)))
+        typer.echo(printable(str(finding)).replace("\n", " "))
         if not finding.agrees and finding.todo:
-            typer.echo(one_line(f"         do: {finding.todo}"))
+            typer.echo(printable(f"         do: {finding.todo}").replace("\n", " "))

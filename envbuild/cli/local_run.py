@@ -184,8 +184,7 @@ def _write_files(
     if options.compose:
         files[Path("compose.yaml")] = compose(image, launch, plan.settled, name)
     for path in files:
-        ours = path.is_file() and _WRITTEN_BY_US in path.read_bytes()[:1000]
-        if path.is_symlink() or (path.exists() and not ours):
+        if path.is_symlink() or (path.exists() and not _is_ours(path)):
             todo = "move it away, or write in another folder"
             raise UsageError("this file exists, and envbuild did not write it", where=str(path), todo=todo)
     for path, data in files.items():
@@ -197,6 +196,14 @@ def _write_files(
             raise UsageError(f"it cannot be written: {error.strerror}", where=str(path), todo=todo) from error
         typer.echo(path)
     return 0
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _WRITTEN_BY_US in file.readline(1000)
+    except OSError:
+        return False
 
 
 def _devices(text: str | None, choice: "Choice") -> tuple[str, ...] | None:

@@ -261,7 +261,7 @@ class _Run:
                 self.client.api.kill(name)
             client = " ".join([Path(self.command[0]).name, *self.command[1:]])
             what = f"cannot attach to the container: {client} start exited with code {code}"
-            raise BuildError(what, todo=f"mend what the message above says; try the client alone: {client} info")
+            raise BuildError(what, todo=f"fix what the message above names, then check that this works: {client} info")
         if state.get("OOMKilled"):
             self.report("the container ran out of memory and was killed: free memory, or give the engine more")
         # The client fails after a command that succeeded if it cannot write the output.

@@ -3,7 +3,10 @@
 import os
 import posixpath
 import re
+import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
@@ -17,7 +20,8 @@ from envbuild.stamp.store import encodable
 
 _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/var")
 _HOMES = (Path("/home"), Path("/Users"))
-_LEVELS, _FILES = 3, 10_000
+_DEPTH, _ENTRIES = 3, 10_000
+"""How far a folder is searched for sockets: three levels of folders below it, and so many entries."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _BUCKET_NAMES = (
     "3 to 63 small letters, digits, dashes and underscores, more with dots, first and last a letter or digit"
@@ -73,20 +77,29 @@ def reserved(path: Path) -> str | None:
 
 
 def socket_in(path: Path) -> Path | None:
-    """The path itself or the first file found in it that is a socket: everyone who sees one can talk to its program.
-
-    Of a folder, three levels of folders below it and 10,000 files are searched.
-    """
-
-    def files() -> Iterator[Path]:
-        for folder, folders, names in os.walk(path):
-            if len(Path(folder).relative_to(path).parts) >= _LEVELS:
-                folders.clear()
-            yield from (Path(folder, name) for name in names)
-
+    """The path itself or the first file found in it that is a socket: everyone who sees one can talk to its program."""
     if path.is_socket():
         return path
-    return next((it for it in islice(files(), _FILES) if it.is_socket() and not it.is_symlink()), None)
+    return next((Path(it.path) for it in islice(_entries(path), _ENTRIES) if _is_socket(it)), None)
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything in a folder, near things first; what the caller may not read is passed over."""
+    waiting = deque([(str(folder), 0)])
+    while waiting:
+        path, depth = waiting.popleft()
+        with suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                yield entry
+                if depth < _DEPTH and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, depth + 1))
+
+
+def _is_socket(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a socket; ordinary entries need no look at the disk."""
+    if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from envbuild.oci.reference import DOCKER_HUB, Reference, exists
 from envbuild.report import Reporter
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
-from envbuild.verify.rules.packages import is_nvidia
+from envbuild.verify.rules.packages import family, is_nvidia
 from envbuild.verify.sources import Side, frameworks_of, side_of_lock, side_of_manifest
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, side_of_model
 
@@ -305,11 +305,15 @@ def _changes_since(subject: Subject, image: StampedImage | None, lock: Lock) -> 
 
 
 def pin_changes(nearest: Lock, now: Lock) -> tuple[str, ...]:
-    """Return what changed from one lock to another; packages that serve a GPU alone are in one line."""
+    """Return what changed from one lock to another; frameworks first, packages that serve a GPU alone in one line."""
     before, after = _pins(nearest), _pins(now)
-    changes = [f"{name} {old} -> {after[name]}" for name, old in before.items() if after.get(name, old) != old]
+    # The same framework under another name: tensorflow and tensorflow-cpu.
+    new = {it: name for name in after if name not in before and (it := family(name))}
+    renamed = {name: new[it] for name in before if name not in after and (it := family(name)) in new}
+    changes = [f"{name} {before[name]} -> {other} {after[other]}" for name, other in renamed.items()]
+    changes += [f"{name} {old} -> {after[name]}" for name, old in before.items() if after.get(name, old) != old]
     for what, pins, others in (("dropped", before, after), ("added", after, before)):
-        names = [name for name in pins if name not in others]
+        names = [name for name in pins if name not in others and name not in (*renamed, *renamed.values())]
         changes += [f"{name} {pins[name]} {what}" for name in names if not is_nvidia(name)]
         if gpu := [f"{name} {pins[name]}" for name in names if is_nvidia(name)]:
             changes.append(f"{counted(len(gpu), 'package')} for GPUs {what}: {listing(gpu)}")

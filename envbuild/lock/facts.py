@@ -9,7 +9,6 @@ import io
 import itertools
 import re
 import threading
-import time
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from envbuild.lock.index import Client, IndexFile, RemoteFile, UnreadableError, 
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
-from envbuild.report import SILENCE, SILENT, Reporter
+from envbuild.report import SILENT, Reporter, count
 from envbuild.trust import Voucher
 from envbuild.validation import read_values
 from envbuild.wheel.install import read_record
@@ -142,16 +141,12 @@ class FactReader:
 
     def all_facts(self, wheels: Sequence[WheelFile], reporter: Reporter = SILENT) -> list[WheelFacts | None]:
         """The facts of each wheel, read in parallel; a note now and then says how many are read."""
-        numbers, noted, lock = itertools.count(1), time.monotonic(), threading.Lock()
+        numbers, lock, note = itertools.count(1), threading.Lock(), count(reporter, "wheels read")
 
         def one(wheel: WheelFile) -> WheelFacts | None:
-            nonlocal noted
             found = self.facts(wheel)
             with lock:
-                done, now = next(numbers), time.monotonic()
-                if now - noted >= SILENCE:
-                    noted = now
-                    reporter.note(f"{done} of {len(wheels)} wheels compared")
+                note(next(numbers), len(wheels))
             return found
 
         return in_parallel(one, wheels)

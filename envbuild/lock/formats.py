@@ -97,7 +97,7 @@ def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
         return _lock(Pylock.from_dict(tomllib.loads(data.decode())), folder)
     except PylockValidationError as error:
         raise LockError(f"not a valid pylock.toml: {error}", where=where, todo=_LOCK_AGAIN) from error
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise LockError(f"not a lock of envbuild: {error}", where=where, todo=_LOCK_AGAIN) from error
 
 
@@ -219,7 +219,10 @@ class _Table:
 
 def _lock(parsed: Pylock, folder: Path | None) -> Lock:
     """The lock in a valid pylock.toml; ValueError when envbuild did not write it."""
-    ours = {key.replace("-", "_"): value for key, value in (parsed.tool or {}).get("envbuild", {}).items()}
+    written = (parsed.tool or {}).get("envbuild")
+    if not isinstance(written, dict):
+        raise ValueError("it has no table [tool.envbuild]")  # noqa: TRY004 - a fault of the file
+    ours = {key.replace("-", "_"): value for key, value in written.items()}
     table = read_values(ours, _Table, "tool.envbuild")
     wheels = {str(package.name): _wheel(package, folder) for package in parsed.packages}
     packages = {it.name: it for it in map(package_of, table.packages)}

@@ -180,6 +180,8 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
     allowed = {exact} if exact else set(origin.hashes)
     if len(allowed) == 1:
         return ("identical", "") if wheel.sha256.hex in allowed else ("different build", "")
+    if had.content_sha256 is None and had.record_sha256 and not allowed:
+        return "unknown", "has a digest of its RECORD as an earlier envbuild took it; capture the run again to compare"
     if had.content_sha256 is None:
         several = "is one of several files that the record allows"
         return "unknown", several if wheel.sha256.hex in allowed else "has no hash in the run's record"

@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.dependencies import find_conflicts
+from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
 from envbuild.lock.model import Lock, Resolver, Target, same_version
 from envbuild.lock.resolution import Question, parsed_requirements
@@ -186,16 +186,13 @@ def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], question
     )
 
 
-def extra_pins(locked: Lock, extras: Sequence[str], question: Question) -> tuple[str, ...]:
+def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question) -> tuple[str, ...]:
     """The pins that `extras` (requirements) add to a lock without moving its own; LockError names both sides."""
     overrides = tuple(_overrides(locked, question).values())
     try:
         found = _tree(question, extras, Tree(constraints=constraints_of(locked, question), overrides=overrides))
-    except UnlockableError:
-        raise
     except LockError as error:
-        error.todo = "ask for an older release of the extra, or train with the newer one: nothing may move the lock"
-        raise
+        raise _both_sides(locked, extras, resolver, question, error) from error
     names = {it.name for it in locked.wheels}
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in names)
 
@@ -207,6 +204,26 @@ def constraints_of(locked: Lock, question: Question) -> tuple[str, ...]:
 
 def _tree(question: Question, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
     return resolve_tree(replace(question, requirements=parsed_requirements(inputs)), tree)
+
+
+def _both_sides(
+    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question, error: LockError
+) -> LockError:
+    """Name what an extra requires and what the lock has instead; `error` where that cannot be found out."""
+    pins = {it.name: it.version for it in locked.wheels}
+    try:
+        free = _tree(question, extras, Tree())
+        wheels = resolver.resolve(tuple(f"{name}=={version}" for name, version in free.items()), locked.target).wheels
+    except LockError:
+        return error
+    conflicts: list[Conflict | None] = [find_conflict("the extra", it, pins) for it in parsed_requirements(extras)]
+    conflicts += find_conflicts(wheels, question.reader.all_facts(wheels), locked.target, pins)
+    sides = [str(it) for it in conflicts if it is not None and it.version is not None]
+    if not sides:
+        return error
+    head = f"{', '.join(extras)} cannot be added to the lock, which nothing may move:"
+    todo = "ask for an older release of the extra, or train with the newer one"
+    return LockError("\n  - ".join([head, *sides]), where=error.where, todo=todo)
 
 
 def _overrides(locked: Lock, question: Question) -> dict[str, str]:

@@ -91,7 +91,8 @@ class SystemPackage:
 
 def package_of(value: Mapping[str, Any]) -> SystemPackage:
     """Read a package from an untrusted file; ValueError where it is not valid."""
-    return read_values({**value, "sha256": {"hex": value.get("sha256")}}, SystemPackage)
+    path = f"system package {value.get('name')}"
+    return read_values({**value, "sha256": {"hex": value.get("sha256")}}, SystemPackage, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from envbuild.lock.lock import (
     upgraded_pins,
 )
 from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
-from envbuild.lock.resolution import locked_wheel, open_question, parsed_requirements
+from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
 from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
@@ -138,14 +138,13 @@ def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Opt
 
 
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
-    """Add requirements and what they need to a lock without moving anything in it; also the added pins. LockError."""
+    """Add requirements and what they need to a lock without moving anything in it; also the pins that were added.
+
+    LockError names both sides where an extra and the lock exclude each other.
+    """
     settings = options.settings or read_settings()
     with open_question((), locked.target, settings, options.cache) as question:
-        pins = extra_pins(locked, extras, question)
-    if not pins:
-        return locked, ()
-    joined = join_locks(locked, _resolver(options, settings).resolve(pins, locked.target))
-    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
+        return _extend(locked, extras, _resolver(options, settings), question)
 
 
 def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
@@ -294,6 +293,16 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
     return kind(settings=settings, cache=options.cache)
 
 
+def _extend(
+    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
+) -> tuple[Lock, tuple[str, ...]]:
+    pins = extra_pins(locked, extras, resolver, question)
+    if not pins:
+        return locked, ()
+    joined = join_locks(locked, resolver.resolve(pins, locked.target))
+    return replace(locked, wheels=joined.wheels, yanked=joined.yanked), pins
+
+
 def _finish_lock(
     first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
 ) -> LockedRun:
@@ -310,7 +319,7 @@ def _finish_lock(
             after = lock(pins, locked.target, resolver, distributions, direct=direct)
             locked, changes = after, explain_changes(locked, after, options.upgrade, question)
         if options.extras:
-            locked, added = lock_extras(locked, options.extras, replace(options, settings=places))
+            locked, added = _extend(locked, options.extras, resolver, question)
         swapped = (it for it in options.changes if it.before)
         absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in swapped}
         absent |= {name: Absent(why) for name, why in first.left_out}

@@ -251,7 +251,11 @@ class Model:
     uri: Address
     """Where it lies: gs://bucket/folder or a path."""
     format: Line | None = None
-    """What its files are: `saved_model`, `keras`, `hdf5`, `torch_export`, `onnx`; absent where nothing fits."""
+    """What its files are; absent where nothing fits.
+
+    `saved_model`, `keras`, `hdf5`, `tf_checkpoint`, `tf_graph`, `torch_export`, `torchscript`, `torch`, `onnx`,
+    `safetensors`, `orbax`.
+    """
     written_by: tuple[Writer, ...] = ()
     """The libraries that wrote it; empty for formats that do not say."""
     files: tuple[ModelFile, ...] = ()

@@ -20,7 +20,11 @@ class Origin:
     """Where a distribution came from (PEP 610 for all but index and conda)."""
 
     kind: OriginKind
-    """What sort of place; `editable` is any folder of sources, `unknown` means that nothing says."""
+    """What sort of place.
+
+    index: by name and version. vcs: a commit. archive: one file, by URL. editable: a folder of sources, installed in
+    place or copied. conda: a conda package. unknown: nothing says.
+    """
     url: Address | None = None
     """Without user name or password. Of index, the index that the record names, if it names one."""
     commit: Line | None = None

@@ -60,6 +60,8 @@ class CudaPlan:
     base: CudaBase | None = None
     """The image that brings it; None where a person names it."""
     reason: str = ""
+    alternative: str = ""
+    """Another source that serves too, for the reason's end."""
     origin: str = ""
     """What the reason rests on."""
 
@@ -148,7 +150,7 @@ def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     return (
         Decision("cuda", f"{plan.version}", built + _compare(run.cuda, plan.version), wheel.source),
         Decision("cudnn", value, newest + least, source, warning=differs),
-        Decision("cuda source", plan.source, plan.reason, plan.origin),
+        Decision("cuda source", plan.source, plan.reason + plan.alternative, plan.origin),
     )
 
 
@@ -258,7 +260,8 @@ def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
         requirements=requirements,
         forced=requirements[-1:] if it.overrides.cudnn else (),
         folders=wheel_set.folders,
-        reason=wheel_set.reason + other,
+        reason=wheel_set.reason,
+        alternative=other,
         origin=wheel_set.source,
     )
 
@@ -296,7 +299,11 @@ def _from_base(it: Selection, base: CudaBase | None) -> CudaPlan:
 def _refusal(it: Selection, choice: CudaChoice) -> MatchError:
     wheel, overrides = it.wheel, it.overrides
     if overrides.cuda:
-        return overrides.refused("cuda", f"no wheels and no base of that CUDA are known for {wheel.pin}")
+        known = {row.cuda for row in it.profiles.wheel_sets if wheel.cuda in row.serves}
+        known |= {row.cuda for row in it.profiles.bases if row.cuda == wheel.cuda}
+        names = ", ".join(sorted(known)) or "none"
+        why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {names}"
+        return overrides.refused("cuda", why)
     if choice == "wheels":
         what = f"{wheel.pin} needs CUDA {wheel.cuda}, and the index has no wheels of it"
         return MatchError(what, where="profiles/cuda.toml: wheel_set", todo="use --cuda-source base, or --variant cpu")

@@ -189,10 +189,19 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
 def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profiles: Profiles) -> Iterator[Decision]:
     """Yield a warning for each rule that the pins break, and for what the run's other projects lack."""
     yield from _lost_label(run, wheel)
+    yield from _mixed_labels(pins.requirements, profiles)
     yield from _broken_limits(run, wheel, profiles)
     yield from _bad_wheels(pins.requirements, wheel, profiles)
     yield from _idle_cuda(variant, pins.requirements)
     yield from _other_cuda(run, wheel, pins.requirements, profiles)
+
+
+def _mixed_labels(requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:
+    """Warn of projects of PyTorch whose labels name different builds; a project without a label need not differ."""
+    own = [it for it in requirements if name_of(it) in profiles.labelled and "+" in it]
+    if len({it.partition("+")[2] for it in own}) > 1:
+        reason = "their labels name different builds, and what is compiled for one of them does not load beside another"
+        yield Decision("labels", ", ".join(own), reason, "profiles/cuda.toml: labelled", warning=True)
 
 
 def _broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Iterator[Decision]:
@@ -256,7 +265,9 @@ def _bad_wheels(requirements: Iterable[str], wheel: FrameworkWheel, profiles: Pr
     for library, file in _SHARED.items():
         names = sorted(it for it in pins if re.fullmatch(rf"nvidia-{library}-cu\d+", it))
         if len(names) > 1:
-            reason = f"they all install {file}; the image has the run's, where its record says so, else the last one"
+            reason = (
+                f"they all install {file}; the image has the run's, if recorded, else the one that pip installs last"
+            )
             source = f"files of {' and '.join(names)} on the package index"
             yield Decision(f"{library} twice", ", ".join(names), reason, source, warning=True)
     libraries = ((name, JAX_PLUGIN.match(name) or _MAJOR.match(name)) for name in pins)

@@ -209,7 +209,7 @@ def _check_kind(found: Any, name: str, reference: Reference) -> None:
 
     raw, mode = ApiRepository.pb(found), ApiRepository.Mode
     if raw.format_ != ApiRepository.Format.DOCKER:
-        what = f"{name} holds no Docker images"
+        what = f"{name} is a repository of another format than docker"
     elif raw.mode in (mode.VIRTUAL_REPOSITORY, mode.REMOTE_REPOSITORY):
         what = f"{name} is a virtual or remote repository, which takes no pushes"
     else:

@@ -322,11 +322,12 @@ class Registry:
         return Call(method=method, url=url, access=access, **more)
 
     def _send(self, call: Call) -> tuple[httpx.Response, bytes]:
-        """Send with retries: the response and its body, of at most a manifest's size and one byte."""
+        """Send with retries: the response and the body of a GET, of at most a manifest's size and one byte."""
 
         def attempt(_: int) -> tuple[httpx.Response, bytes]:
             with closing(self._answer(call)) as response:
-                return response, read_body(response, MANIFEST_LIMIT)
+                has_body = call.method == "GET" and response.is_success
+                return response, read_body(response, MANIFEST_LIMIT) if has_body else b""
 
         return self._retry.run(attempt, pause=self._transport.pause)
 

@@ -82,7 +82,7 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     found = {it.digest: it for it in _read((*listed, *tagged))}
     if len(found) > _MOST:
         what, named = f"{len(found)} artifacts refer to {subject}, more than {_MOST}", f"{registry.host}/{repository}"
-        todo = f"remove those that are not needed: `oras discover {named}@{subject}`, `oras manifest delete`"
+        todo = f"list them: `oras discover {named}@{subject}`; remove old ones: `oras manifest delete {named}@DIGEST`"
         raise RegistryError(what, where=named, todo=todo)
     return tuple(found.values())
 
@@ -197,6 +197,7 @@ def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mappin
     The protocol has no conditional write. So the index is read again after each write, and written again if another
     client's index replaced it.
     """
+    where = f"{registry.host}/{repository}:{tag}"
     for number in range(1, _RETRY.tries + 1):
         index = _index(registry, repository, tag)
         there = {it.get("digest") for it in _entries(index)}
@@ -204,7 +205,12 @@ def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mappin
         if not missing:
             return
         data = canonical_json(index | {"manifests": [*index["manifests"], *missing]})
-        registry.put_manifest(repository, tag, data, INDEX)
+        try:
+            registry.put_manifest(repository, tag, data, INDEX)
+        except RegistryError as error:
+            what = f"{registry.host} has no referrers API, and the tag that replaces it cannot be set: {error.what}"
+            todo = "let tags that begin with sha256- move, or push to a registry with the referrers API"
+            raise RegistryError(what, where=where, todo=todo, status=error.status) from error
         time.sleep(_RETRY.pause(number))
     what = f"other clients replaced the list of referrers {_RETRY.tries} times"
-    raise RegistryError(what, where=f"{registry.host}/{repository}:{tag}", todo="run it again when they are done")
+    raise RegistryError(what, where=where, todo="run it again when they are done")

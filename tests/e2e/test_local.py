@@ -140,7 +140,7 @@ def test_a_model_stamped_for_a_gpu_comes_up_as_its_cpu_variant(local):
     done = local.local("model", "--find-links", local.folder.parent / "wheels", "--offline", "--", "python", "-c", SHOW)
     assert done.returncode == 7, done.stderr
     assert done.stdout == "tensorflow-cpu tool\n"
-    assert "tensorflow-cpu 2.15.1 added" in done.stderr
+    assert "tensorflow 2.15.1 -> tensorflow-cpu 2.15.1" in done.stderr
     assert CUBLAS_NAME in done.stderr
     forced = local.local("model", "--variant", "gpu", "--", "true")
     assert "--check warn" in explained(forced, 16, "GPU")

@@ -628,7 +628,7 @@ def hidden(site: Site, count: int) -> dict[str, bytes]:
     return data
 
 
-@pytest.mark.parametrize(("place", "count"), [("folder", 1), ("folder", 2), ("folder", 3), ("bucket", 2)])
+@pytest.mark.parametrize(("place", "count"), [("folder", 1), ("folder", 2), ("folder", 3), ("bucket", 3)])
 def test_two_histories_that_one_key_signed_are_refused_where_stamps_are_read_and_written(
     tmp_path, request, capsys, place, count
 ):

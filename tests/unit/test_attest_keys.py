@@ -172,7 +172,7 @@ except MissingComponentError as error:
 
 def test_what_signs_elsewhere_is_asked_for_by_name_where_it_is_not_installed():
     done = subprocess.run([sys.executable, "-c", WITHOUT_KMS], capture_output=True, text=True, check=True)
-    assert "talks to Cloud KMS, and it is not installed" in done.stdout
+    assert "library for Cloud KMS is not installed" in done.stdout
     assert "do: pip install 'envbuild[sign]'" in done.stdout
 
 

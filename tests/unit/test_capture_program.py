@@ -235,6 +235,14 @@ def test_threads_that_a_module_leaves_are_not_waited_for(env, tmp_path):
         assert (done.returncode, json.loads(done.stdout)["schema_version"]) == (0, "1.1")
 
 
+def test_paths_mean_the_same_whatever_folder_a_module_goes_to(env, tmp_path):
+    (env.site / "goes.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n")
+    (env.folder / "clean.py").write_text("")
+    env.run("--load", "goes", "--preprocessing", "clean.py", "--out", "q.json")
+    assert (env.folder / "q.json").exists()
+    assert not (tmp_path / "q.json").exists()
+
+
 def test_what_disagrees_is_told_block_by_block_without_driving_the_terminal(capsys):
     values = {"model": "2.14.0\x1b[2J", "environment": "2.15.1"}
     item = {"fact": "tensorflow version", "values": values, "message": "the model was written by another TensorFlow"}

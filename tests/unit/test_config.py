@@ -176,26 +176,10 @@ def test_paths_are_of_the_files_folder_and_all_else_stays_as_it_is(tmp_path, tex
         ('base = "a\\nb"', ": base", "a line end or another control character"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_file_line_and_key(tmp_path, text, at, says):
+def test_what_cannot_be_meant_is_refused_with_file_and_key(tmp_path, text, at, says):
     error = refused(tmp_path, text)
     assert error.where == f"{tmp_path}/envbuild.toml{at}"
     assert says in str(error)
-
-
-WRITTEN = """
-# a = [
-push = 'x' # y = 1
-[from-manifest] # [x]
-"extra" = [ "]",
-  "y",
-]
-a_b.c . "d.e" = true
-inner = {push = "x"}
-[[ lock ]]
-base = "x"
-[tool.envbuild."capture"]
-variables = ["a"]
-"""
 
 
 def test_a_mark_of_the_byte_order_before_the_text_is_nothing(tmp_path):

@@ -303,7 +303,7 @@ def test_a_workspace_without_a_project_at_its_root_is_read_by_all_its_members():
             LINUX,
             "forked is there 2 times",
         ),
-        (UV_LOCK.replace("sys_platform == 'win32'", "sys_platform = 'win32'"), LINUX, "depends on where"),
+        (UV_LOCK.replace("sys_platform == 'win32'", "sys_platform = 'win32'"), LINUX, "this is not a marker"),
         ("version = 1\n[[package]]\nname = 'x'\nsource = { registry = 'y' }\n", LINUX, "the lock has no project"),
         (UV_LOCK.replace("'python_full", '"python_full')[:200], LINUX, "uv.lock"),
     ],

@@ -194,10 +194,16 @@ def test_torch_of_another_cuda_keeps_its_label_and_its_own_wheels():
     assert "torchvision==0.16.0+cu118" in stack.requirements
 
 
-def test_projects_of_torch_get_the_label_of_torch():
+def test_projects_of_torch_get_the_label_of_torch_and_labels_that_differ_are_told():
     pins = (("torchvision", "0.16.0+cu121"), ("torchaudio", "2.1.0+cpu"))
     stack = match(ran("torch", "torch", "2.1.0+cu118", *pins), PROFILES)
     assert changed(stack) == [("torchaudio==2.1.0+cpu", "torchaudio==2.1.0+cu118")]
+    (told,) = [it for it in stack.decisions if it.warning]
+    assert told.what == "labels"
+    assert told.value == "torch==2.1.0+cu118, torchaudio==2.1.0+cu118, torchvision==0.16.0+cu121"
+    alike = match(ran("torch", "torch", "2.1.0+cu118", ("torchvision", "0.16.0+cu118")), PROFILES)
+    cpu = match(ran("torch", "torch", "2.1.0+cu118", *pins), PROFILES, "cpu")
+    assert [it for stack in (alike, cpu) for it in stack.decisions if it.warning] == []
 
 
 @pytest.mark.parametrize(

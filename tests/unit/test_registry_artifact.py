@@ -51,7 +51,8 @@ def test_a_refusal_names_the_permission():
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [({"format_": "PYTHON"}, "holds no Docker"), ({"mode": "REMOTE_REPOSITORY"}, "takes no pushes")]
+    ("kind", "words"),
+    [({"format_": "PYTHON"}, "of another format"), ({"mode": "REMOTE_REPOSITORY"}, "takes no pushes")],
 )
 def test_a_repository_that_takes_no_images_is_refused(kind, words):
     with FakeArtifactRegistry() as api:
@@ -66,7 +67,7 @@ def test_a_kind_that_is_newer_than_this_is_no_crash():
         api.add(NAME)["mode"] = 42
         assert checked(api).name == NAME
         api.repositories[NAME]["format"] = 43
-        with pytest.raises(RegistryError, match="holds no Docker"):
+        with pytest.raises(RegistryError, match="of another format"):
             checked(api)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import ENVIRONMENT, INDEX, MANIFEST
+from envbuild.oci.image import ENVIRONMENT, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.push import check_tag, publish, set_tag, stamped_tag
@@ -101,9 +101,3 @@ def test_a_tag_of_another_image_is_refused_before_the_work(registry, there, envi
     found = put(registry, "v7", there)
     with pytest.raises(RegistryError, match=re.escape(str(found.digest))):
         check_tag(Reference(registry.host, "team/app", tag="v7"), environment)
-
-
-def index_of(*digests: str) -> bytes:
-    return json.dumps(
-        {"schemaVersion": 2, "mediaType": INDEX, "manifests": [{"digest": it} for it in digests]}
-    ).encode()

@@ -142,7 +142,11 @@ def _holds(text: Any, question: str, pins: Pins) -> bool:
     try:
         holds = pins.surroundings.holds(Marker(text)) if isinstance(text, str) and len(text) < 4000 else None
     except (InvalidMarker, RecursionError):
-        holds = None
+        pins.faults.add(
+            f"package {question}: this is not a marker: {quoted(str(text))}",
+            "write the lock again with the tool that made it",
+        )
+        return False
     fault = (f"package {question} depends on where: {quoted(str(text))}", PLATFORM)
     if holds is None and fault not in pins.faults.found:
         pins.faults.add(*fault)
