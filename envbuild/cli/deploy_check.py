@@ -38,11 +38,10 @@ def run(
 ) -> None:
     """Check that an image may serve a model.
 
-    Prints its reference by digest, and nothing else, if it may. It has to be an image that the model is stamped
-    with, or one that has all of the training image's environment; and the model's files have to be those that were
-    stamped. No container engine is needed. Findings go to stderr. Exit code 16 where a finding fails the policy: by
-    default, where any is an error. With --signed the key has to have signed the stamp and the image, and the stamp
-    has to name the image.
+    Prints its reference by digest, and nothing else, if it may. The model has to be stamped with the image, or the
+    image has to have all of the training image's environment; and the model's files have to be the stamped ones. No
+    container engine is needed. Findings go to stderr. Exit code 16 if a finding fails the policy (by default: any
+    error). With --signed the key has to have signed the stamp and the image, and the stamp has to name the image.
     """
     from envbuild.registry.pull import pull
     from envbuild.serve.deploy import RULES, deploy_findings, digest_of
