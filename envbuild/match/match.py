@@ -194,8 +194,10 @@ def decide_base(
 def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     """What follows from the manifest and the wheel's row alone."""
     if run.profile is NO_FRAMEWORK:
-        reason = "the run used none, so no CUDA is chosen"
-        none = Decision("framework", "none", reason, "--framework")
+        reason = "the run had neither TensorFlow, PyTorch nor JAX, so no CUDA is chosen"
+        none = Decision("framework", "none", reason, "manifest: distributions")
+        if run.others:
+            none = Decision("framework", "none", "the run used none, so no CUDA is chosen", "--framework")
         python = Decision("python", run.python, OWN, "manifest: python.version")
         return (none, python, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)

@@ -29,7 +29,6 @@ _PYTHON_BUILD = re.compile(r"(^|_)py(\d|_|h)")
 """`py310h2b0b2b6_0`, `pyhd8ed1ab_0`, `nompi_py310hb7f3a3a_100`."""
 _PART_WHEELS = {"cuda": r"nvidia-cuda-runtime(-cu\d+)?", "cudnn": r"nvidia-cudnn-cu\d+"}
 _PART_CONDA = {"cuda": ("cudatoolkit", "cuda-cudart"), "cudnn": ("cudnn",)}
-_SHOWN = 5
 JAX_PLUGIN = re.compile(r"jax-cuda(\d+)-(plugin|pjrt)\Z")
 # NCCL alone is no sign of a GPU, as xgboost requires it everywhere; nor is nvidia-ml-py.
 CUDA_WHEEL = re.compile(r"nvidia-(?!nccl-).+-cu\d+\Z|nvidia-(cublas|cuda-runtime|cudnn|cufft)\Z|cuda-toolkit\Z")
@@ -108,8 +107,12 @@ class Run:
 
 
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
-    """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it."""
-    if manifest.framework_source and manifest.framework is None:
+    """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it.
+
+    A run without any framework's distribution used none.
+    """
+    none = manifest.framework_source or (manifest.distributions and not manifest.frameworks)
+    if manifest.framework is None and none:
         profile, own, version = NO_FRAMEWORK, "python", ""
         release = Release(version=Version("0"), wheels=())
     else:
@@ -173,7 +176,7 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     """The profile, the normalised name of the distribution, and its version."""
     framework = known_framework(manifest) or _only_independent(manifest, profiles)
     if framework is None:
-        raise _unknown_framework(manifest, profiles)
+        raise _unknown_framework(manifest)
     profile = next((it for it in profiles.frameworks if it.name == framework.name), None)
     own = canonicalize_name(framework.distribution)
     if profile is None or own not in profile.distributions | {it.name for it in profiles.foreign}:
@@ -197,21 +200,15 @@ def _only_independent(manifest: TrainingManifest, profiles: Profiles) -> Framewo
     return independent[0] if len(independent) == 1 else None
 
 
-def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
+def _unknown_framework(manifest: TrainingManifest) -> MatchError:
     names = [it.name for it in manifest.frameworks if it.name != "keras"]
     own = "other commands take the manifest that `envbuild convert` then writes"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
         todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
         return MatchError(what, where="framework", todo=todo)
-    pins = [f"{it.name} {it.version}" for it in manifest.distributions]
-    more = f" and {len(pins) - _SHOWN} more" if len(pins) > _SHOWN else ""
-    listed = f"its distributions are {', '.join(pins[:_SHOWN])}{more}" if pins else "it has no distributions at all"
-    what = f"the record names none of {', '.join(it.name for it in profiles.frameworks)}; {listed}"
-    todo = (
-        "for scikit-learn, XGBoost and others give --framework none; else capture inside the environment that trained"
-    )
-    return MatchError(what, where="framework", todo=f"{todo}; {own}")
+    todo = f"capture inside the environment that trained, or give --framework none; {own}"
+    return MatchError("the record has no distributions at all", where="distributions", todo=todo)
 
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:

@@ -324,7 +324,6 @@ def test_variables_of_one_run_are_no_part_of_the_environment():
         ),
         (manifest(framework=("tensorflow", "2.15.1"), machine="ppc64le"), "cpu", ["x86_64 and aarch64", "ppc64le"]),
         (manifest(framework=("tf-nightly", "2.16.0")), "cpu", ["tf-nightly 2.16.0", "tensorflow-cpu"]),
-        (manifest(("numpy", "1.26"), framework=None), "cpu", ["names none of", "numpy 1.26"]),
         (manifest(framework=None), "cpu", ["no distributions at all"]),
         (
             replace(manifest(framework=("tensorflow", "2.15.1")), python=Python(version="3.10.1", implementation="pypy")),

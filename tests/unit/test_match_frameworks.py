@@ -413,6 +413,19 @@ def test_a_run_without_a_framework_keeps_every_pin_and_gets_no_cuda():
         match(run, PROFILES, overrides={"cuda": "12.2"})
 
 
+def test_a_run_that_had_no_framework_needs_no_option():
+    run = replace(ran("none", "numpy", "1.26.4", ("requests", "2.32.3")), framework=None)
+    stack = match(run, PROFILES)
+    assert (stack.title, stack.variant, stack.requirements) == (
+        "no framework",
+        "cpu",
+        ("numpy==1.26.4", "requests==2.32.3"),
+    )
+    assert stack.base.startswith("docker.io/library/python:3.11.7-slim-")
+    decision = next(it for it in stack.decisions if it.what == "framework")
+    assert (decision.value, decision.source) == ("none", "manifest: distributions")
+
+
 def test_a_run_without_a_framework_is_told_what_every_run_is():
     pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("nvidia-cublas-cu12", "12.1.3.1")]
     run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, framework_source="--framework")
