@@ -397,7 +397,7 @@ def test_many_that_differ_are_not_all_named_in_the_summary(index: FakeIndex, tmp
 
 def test_progress_is_reported_by_count(index: FakeIndex, tmp_path, monkeypatch):
     notes: list[str] = []
-    monkeypatch.setattr("envbuild.report.SILENCE", 0)
+    monkeypatch.setattr("envbuild.report.SILENCE", 0.001)
     monkeypatch.setattr(SilentReporter, "note", lambda _, text: notes.append(text))
     lock_run((pin(PURE), pin(OTHER)), TARGET, [installed(PURE), installed(OTHER)], options(tmp_path))
     assert notes[:2] == ["1 of 2 wheels read", "2 of 2 wheels read"]
