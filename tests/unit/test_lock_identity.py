@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from envbuild.lock.settings import uv_program
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.stack import PinChange
 from envbuild.oci.digest import Digest
-from envbuild.report import SilentReporter
+from envbuild.report import Reporter
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel, record_line
 from tests.unit.locking import TARGET, asked_for, forget_settings, installed, options, pin, record_of
@@ -397,7 +398,10 @@ def test_many_that_differ_are_not_all_named_in_the_summary(index: FakeIndex, tmp
 
 def test_progress_is_reported_by_count(index: FakeIndex, tmp_path, monkeypatch):
     notes: list[str] = []
-    monkeypatch.setattr("envbuild.report.SILENCE", 0)
-    monkeypatch.setattr(SilentReporter, "note", lambda _, text: notes.append(text))
+
+    def note(_: Reporter, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: notes.append(f"{done} of {total} {what}")
+
+    monkeypatch.setattr("envbuild.lock.facts.count", note)
     lock_run((pin(PURE), pin(OTHER)), TARGET, [installed(PURE), installed(OTHER)], options(tmp_path))
-    assert notes[:2] == ["1 of 2 wheels read", "2 of 2 wheels read"]
+    assert notes[-2:] == ["1 of 2 wheels read", "2 of 2 wheels read"]

@@ -426,6 +426,13 @@ def test_a_run_that_had_no_framework_needs_no_option():
     assert (decision.value, decision.source) == ("none", "manifest: distributions")
 
 
+||||||| 049fc0a
+def test_envbuild_is_left_out_of_what_it_captured():
+    stack = match(ran("torch", "torch", "2.5.1", ("envbuild", "0.1.0"), ("rich", "15.0.0")), PROFILES, "cpu")
+    assert {"envbuild", "rich"} & {it.partition("==")[0] for it in stack.requirements} == {"rich"}
+    assert ("envbuild==0.1.0", None) in changed(stack)
+
+
 def test_a_run_without_a_framework_is_told_what_every_run_is():
     pins = [("nvidia-nccl-cu11", "2.14.3"), ("nvidia-nccl-cu12", "2.20.5"), ("nvidia-cublas-cu12", "12.1.3.1")]
     run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, framework_source="--framework")
