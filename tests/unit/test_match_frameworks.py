@@ -426,7 +426,6 @@ def test_a_run_that_had_no_framework_needs_no_option():
     assert (decision.value, decision.source) == ("none", "manifest: distributions")
 
 
-||||||| 049fc0a
 def test_envbuild_is_left_out_of_what_it_captured():
     stack = match(ran("torch", "torch", "2.5.1", ("envbuild", "0.1.0"), ("rich", "15.0.0")), PROFILES, "cpu")
     assert {"envbuild", "rich"} & {it.partition("==")[0] for it in stack.requirements} == {"rich"}
