@@ -1,0 +1,306 @@
+"""What a pickle says of itself: protocol, classes, versions. Its opcodes are read, and nothing of it is ever run."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import pickletools
+import re
+import zlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from envbuild.capture.gcs import Unread
+from envbuild.capture.places import LONGEST_TEXT, RangeReader, short_text
+
+_MOST_OPCODES = 3000000
+_MOST_KEPT = 1000000
+_MOST_CLASSES = 200
+_MOST_NESTED = 10
+_MOST_BYTES = 1 << 30
+_PIECE = 1 << 16
+_ARRAYS = ("joblib.numpy_pickle.NumpyArrayWrapper", "sklearn.externals.joblib.numpy_pickle.NumpyArrayWrapper")
+"""After the state of such an object joblib writes the array's own bytes (joblib/numpy_pickle.py)."""
+_DTYPE = re.compile(r"[<>|=]?([A-Za-z])(\d+)")
+_SIZES = {"U": 4}
+"""Bytes of one unit, for the kinds of NumPy whose number is no number of bytes."""
+_LIBRARIES = {"_sklearn_version": "scikit-learn"}
+"""Attributes in which a library's objects keep the version that wrote them."""
+
+
+class PickleFacts(NamedTuple):
+    """What the opcodes say."""
+
+    protocol: int
+    classes: List[str]
+    """Classes and functions by their full name, sorted."""
+    versions: Dict[str, str]
+    """The version of each library that its objects state."""
+
+
+def read_pickle(source: RangeReader) -> PickleFacts:
+    """Read the opcodes of a pickle, of joblib's too, compressed or not; Unread for other data."""
+    reader = _Opcodes(_Stream(source))
+    reader.read()
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions)
+
+
+class _Stream:
+    """The bytes of a pickle, one after the other, unpacked where joblib has compressed them."""
+
+    def __init__(self, source: RangeReader) -> None:
+        self._source, self._at, self._data, self._left = source, 0, b"", _MOST_BYTES
+        self._unpack: Any = _decompressor(source.head(6))
+
+    def read(self, length: int) -> bytes:
+        """Return exactly these bytes; Unread where there are fewer."""
+        while len(self._data) < length:
+            self._data += self._next()
+        data, self._data = self._data[:length], self._data[length:]
+        return data
+
+    def line(self) -> bytes:
+        """Return what stands before the next line feed."""
+        while b"\n" not in self._data:
+            if len(self._data) > _PIECE:
+                raise Unread("a line in it is too long")
+            self._data += self._next()
+        line, _, self._data = self._data.partition(b"\n")
+        return line
+
+    def skip(self, length: int) -> None:
+        """Go on behind these bytes, without reading them where they are not compressed."""
+        if self._unpack is None and length > len(self._data):
+            self._at += length - len(self._data)
+            self._data = b""
+            if self._at > self._source.size:
+                raise Unread("it is cut short")
+            return
+        while length > len(self._data):
+            length -= len(self._data)
+            self._data = self._next()
+        self._data = self._data[length:]
+
+    def _next(self) -> bytes:
+        data = b""
+        while not data:
+            if self._unpack is not None and self._unpack.eof:
+                raise Unread("it is cut short")
+            length = min(_PIECE, self._source.size - self._at)
+            waits = self._unpack is None or getattr(self._unpack, "needs_input", True)
+            if waits and not length:
+                raise Unread("it is cut short")
+            piece = self._source.at(self._at, length) if waits else b""
+            self._at += len(piece)
+            if self._unpack is None:
+                return piece
+            try:
+                data = self._unpack.decompress(piece, _PIECE * 16)
+            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+                raise Unread("its compression is damaged") from None
+            self._left -= len(data)
+            if self._left < 0:
+                raise Unread("it unpacks to more than %d MiB" % (_MOST_BYTES >> 20))
+        return data
+
+
+class _Inflate:
+    """zlib's decompressor with the interface of those of bz2 and lzma."""
+
+    def __init__(self) -> None:
+        self._zlib, self.eof, self.needs_input = zlib.decompressobj(zlib.MAX_WBITS | 32), False, True
+
+    def decompress(self, data: bytes, limit: int) -> bytes:
+        """Unpack at most `limit` bytes."""
+        found = self._zlib.decompress(self._zlib.unconsumed_tail + data, limit)
+        self.eof, self.needs_input = self._zlib.eof, not self._zlib.unconsumed_tail
+        return found
+
+
+def _decompressor(head: bytes) -> Any:
+    """Return what unpacks a stream that begins so (joblib/compressor.py); None where it is not compressed."""
+    if head.startswith(b"\x1f\x8b") or re.match(rb"x[\x01\x5e\x9c\xda]", head):
+        return _Inflate()
+    if head.startswith(b"BZ"):
+        return bz2.BZ2Decompressor()
+    if head.startswith((b"\xfd7zXZ", b"\x5d\x00")):
+        return lzma.LZMADecompressor()
+    if head.startswith(b"\x04\x22\x4d\x18"):
+        raise Unread("it is compressed by LZ4, which is not read here")
+    return None
+
+
+class _Object:
+    """A value that is no text, number or tuple: of which class it is, and its state where that is a dict."""
+
+    def __init__(self, name: str = "", arguments: Any = None) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: Dict[str, Any] = {}
+
+
+_MARK = _Object("mark")
+
+
+class _Opcodes:
+    """A machine that follows the opcodes with stand-ins for all objects; see Lib/pickletools.py for their meaning."""
+
+    def __init__(self, stream: _Stream, nested: int = 0) -> None:
+        self._stream, self._nested = stream, nested
+        self._stack: List[Any] = []
+        self._memo: Dict[int, Any] = {}
+        self._count = 0
+        self.protocol = 0
+        self.classes: set[str] = set()
+        self.versions: Dict[str, str] = {}
+
+    def read(self) -> None:
+        """Follow the opcodes up to the end of the pickle; Unread for what is none."""
+        while True:
+            opcode = pickletools.code2op.get(self._stream.read(1).decode("latin-1"))
+            self._count += 1
+            if opcode is None:
+                raise Unread("it is not a pickle, or damaged")
+            if self._count > _MOST_OPCODES or len(self._stack) + len(self._memo) > _MOST_KEPT:
+                raise Unread("it has more objects than are read here")
+            if opcode.name == "STOP":
+                return
+            try:
+                self._follow(opcode, self._argument(opcode))
+            except (IndexError, KeyError, ValueError, UnicodeDecodeError):
+                raise Unread("it is not a pickle, or damaged") from None
+
+    def _argument(self, opcode: Any) -> Any:
+        """Read an opcode's argument: a number or a text; other bytes are passed over."""
+        if opcode.arg is None:
+            return None
+        length, stream = opcode.arg.n, self._stream
+        if length == pickletools.UP_TO_NEWLINE:
+            line = stream.line().decode("utf-8", "replace")
+            return (line, stream.line().decode("utf-8", "replace")) if opcode.name in ("GLOBAL", "INST") else line
+        if length >= 0:
+            data = stream.read(length)
+            return int.from_bytes(data, "little", signed=opcode.name == "BININT")
+        width = {
+            pickletools.TAKEN_FROM_ARGUMENT1: 1,
+            pickletools.TAKEN_FROM_ARGUMENT4: 4,
+            pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+            pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+        }[length]
+        length = int.from_bytes(stream.read(width), "little")
+        if length > LONGEST_TEXT or "BYTE" in opcode.name:
+            stream.skip(length)
+            return None
+        data = stream.read(length)
+        return int.from_bytes(data, "little", signed=True) if "LONG" in opcode.name else data.decode("utf-8", "replace")
+
+    def _follow(self, opcode: Any, argument: Any) -> None:
+        name, stack = opcode.name, self._stack
+        if name in _TEXTS:
+            stack.append(argument if name != "STRING" else argument.strip("'\""))
+        elif name in _NUMBERS:
+            stack.append(int(argument.rstrip("L")) if isinstance(argument, str) else argument)
+        elif name in ("PROTO", "FRAME"):
+            self.protocol = max(self.protocol, argument) if name == "PROTO" else self.protocol
+        elif "PUT" in name or name == "MEMOIZE":
+            self._memo[len(self._memo) if argument is None else int(argument)] = stack[-1]
+        elif "GET" in name:
+            stack.append(self._memo[int(argument)])
+        elif name == "MARK":
+            stack.append(_MARK)
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            self._change(opcode, argument)
+
+    def _change(self, opcode: Any, argument: Any) -> None:
+        """Follow an opcode that takes values off the stack."""
+        name, stack = opcode.name, self._stack
+        taken = self._take(opcode)
+        if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
+            path = argument if argument else taken[:2]
+            stack.append(self._class(".".join(map(str, path))))
+        elif "TUPLE" in name:
+            stack.append(tuple(taken))
+        elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"):
+            made = taken[0] if taken and isinstance(taken[0], _Object) else _Object()
+            stack.append(_Object(made.name, taken[1] if len(taken) > 1 else None))
+        elif name in ("SETITEM", "SETITEMS", "DICT"):
+            items = taken if name == "DICT" else taken[1:]
+            found = _Object() if name == "DICT" else taken[0]
+            self._set(found, dict(zip(map(str, items[::2]), items[1::2])))
+            stack.append(found)
+        elif name == "BUILD":
+            made, state = taken
+            if isinstance(made, _Object) and isinstance(state, _Object):
+                self._set(made, state.state)
+            stack.append(made)
+            if isinstance(made, _Object) and made.name in _ARRAYS:
+                self._pass_array(made.state)
+        else:
+            kept = taken[:1] if name in ("APPEND", "APPENDS", "ADDITEMS") else []
+            stack.extend(kept or [_Object() for _ in opcode.stack_after])
+
+    def _take(self, opcode: Any) -> List[Any]:
+        """Take off the stack what the opcode needs, without the mark."""
+        before, stack = opcode.stack_before, self._stack
+        if pickletools.markobject not in before:
+            if len(stack) < len(before):
+                raise IndexError
+            taken = stack[len(stack) - len(before) :] if before else []
+            del stack[len(stack) - len(taken) :]
+            return taken
+        at = len(stack) - 1
+        while stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise IndexError
+        first = before.index(pickletools.markobject)
+        taken = stack[at - first : at] + stack[at + 1 :]
+        del stack[at - first :]
+        return taken
+
+    def _class(self, name: str) -> _Object:
+        if len(self.classes) < _MOST_CLASSES:
+            self.classes.add(short_text(name) or "")
+        return _Object(name)
+
+    def _set(self, found: Any, items: Dict[str, Any]) -> None:
+        """Give a stand-in the attributes that matter here."""
+        for key, value in items.items():
+            if key in _LIBRARIES and isinstance(value, str):
+                self.versions.setdefault(_LIBRARIES[key], short_text(value) or "")
+            if isinstance(found, _Object) and len(found.state) < 100:
+                found.state[key] = value
+
+    def _pass_array(self, state: Dict[str, Any]) -> None:
+        """Go on behind the bytes of an array: its own, behind a padding; of an array of objects, a pickle of its own."""
+        dtype, shape = state.get("dtype"), state.get("shape")
+        arguments = dtype.arguments if isinstance(dtype, _Object) else None
+        kind = _DTYPE.fullmatch(str(arguments[0])) if isinstance(arguments, tuple) and arguments else None
+        if kind is None or not isinstance(shape, tuple) or not all(isinstance(it, int) for it in shape):
+            raise Unread("it has an array of a kind that is not read here")
+        if kind.group(1) == "O":
+            if self._nested == _MOST_NESTED:
+                raise Unread("its arrays lie too deep in each other")
+            inner = _Opcodes(self._stream, self._nested + 1)
+            inner.read()
+            self.classes |= inner.classes
+            self.versions = dict(inner.versions, **self.versions)
+            return
+        size = int(kind.group(2)) * _SIZES.get(kind.group(1), 1)
+        for length in shape:
+            size *= length
+        if isinstance(state.get("numpy_array_alignment_bytes"), int):
+            self._stream.skip(self._stream.read(1)[0])
+        self._stream.skip(size)
+
+
+_TEXTS = {
+    opcode.name
+    for opcode in pickletools.opcodes
+    if [str(it) for it in opcode.stack_after] in (["str"], ["bytes_or_str"]) and opcode.arg is not None
+} - {"PERSID"}
+_NUMBERS = {
+    opcode.name
+    for opcode in pickletools.opcodes
+    if opcode.arg is not None and [str(it) for it in opcode.stack_after] in (["int"], ["int_or_bool"])
+}
