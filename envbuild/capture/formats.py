@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import zlib
 from typing import Dict, Iterator, NamedTuple, Optional, Pattern, Tuple
 
+from envbuild.capture.files import Facts
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import LONGEST_PIECE, LONGEST_TEXT, RangeReader, search
 
@@ -261,3 +264,33 @@ def _number(data: bytes) -> int:
 
 def _padded(size: int, align: int) -> int:
     return (size + align - 1) // align * align
+
+
+def json_object(data: bytes) -> Facts:
+    """Read a JSON object; Unread for anything else."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Unread("its metadata is not a JSON object")
+    return value
+
+
+def add_writer(facts: Facts, name: str, version: str | None, git_version: str | None = None) -> None:
+    """Add a library that wrote the model, if its version is known."""
+    if version:
+        facts["written_by"].append({"name": name, "version": version, "git_version": git_version})
+
+
+UBJSON_TAIL = 64
+"""How many bytes at the end of UBJSON hold the version."""
+_UBJSON_VERSION = re.compile(
+    rb"version\[#(?:L\x00{7}|[iU])\x03i([\x00-\x7f])i([\x00-\x7f])i([\x00-\x7f])\}*\Z", re.DOTALL
+)
+
+
+def ubjson_version(tail: bytes) -> Optional[str]:
+    """Return the version with which XGBoost ends its UBJSON; None where there is none."""
+    found = _UBJSON_VERSION.search(tail)
+    return ".".join(str(ord(it)) for it in found.groups()) if found else None

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 
+from envbuild.capture.artifacts import (
+    read_catboost,
+    read_json_model,
+    read_lightgbm,
+    read_pickled,
+    read_settings,
+    read_skops,
+    read_xgboost,
+)
 from envbuild.capture.files import Facts, present
 from envbuild.capture.formats import (
     BYTES,
@@ -13,6 +21,8 @@ from envbuild.capture.formats import (
     VARINT,
     Hdf5,
     Member,
+    add_writer,
+    json_object,
     wire_fields,
     wire_values,
     zip_content,
@@ -27,7 +37,6 @@ LONGEST_SEARCH = 8 << 20
 KERAS_VERSION = re.compile(rb'"keras_version": ?"([^"\\]{1,100})"')
 TORCH_VERSION = re.compile(rb'"torch_version": ?"([^"\\]{1,100})"')
 PROGRAM_SCHEMA = re.compile(rb'"schema_version": ?(\{[^{}]{1,100}\}|\d{1,9})')
-PICKLE = "%s is a pickle, which is never loaded: that would run what is in it"
 MEMBERS = {
     "keras": re.compile(r"metadata\.json|config\.json"),
     "program": re.compile(r"(?:[^/]+/)?(?:models/[^/]+\.json|serialized_exported_program\.json)"),
@@ -58,7 +67,7 @@ def read_saved_text(facts: Facts, place: ModelPlace, path: str) -> None:
         search(source.windows(0, end), re.compile(rb'^ *%s: "([^"\\\n]{1,100})"$' % name, re.MULTILINE))
         for name in (b"tensorflow_version", b"tensorflow_git_version")
     ]
-    _add_writer(facts, "tensorflow", *found)
+    add_writer(facts, "tensorflow", *found)
     _read_neighbours(facts, place, path)
 
 
@@ -68,7 +77,7 @@ def _read_neighbours(facts: Facts, place: ModelPlace, path: str) -> None:
         # Keras 2 describes each layer there, as JSON.
         source = place.open(folder + "keras_metadata.pb")
         pieces = source.windows(0, min(source.size, LONGEST_SEARCH))
-        _add_writer(facts, "keras", search(pieces, KERAS_VERSION))
+        add_writer(facts, "keras", search(pieces, KERAS_VERSION))
     if place.has(folder + "fingerprint.pb"):
         source = place.open(folder + "fingerprint.pb")
         values = wire_values(source, 0, source.size)
@@ -94,7 +103,7 @@ def _read_meta_graph(facts: Facts, source: RangeReader, start: int, end: int) ->
             tags.append(short_text(source.at(first, last - first)) or "")
         elif kind == BYTES and number in (5, 6):
             texts[number] = short_text(source.at(first, last - first))
-    _add_writer(facts, "tensorflow", texts.get(5), texts.get(6))
+    add_writer(facts, "tensorflow", texts.get(5), texts.get(6))
     if tags:
         facts["details"]["tags"] = ",".join(tags[:20])
 
@@ -121,14 +130,12 @@ def read_container(facts: Facts, place: ModelPlace, path: str) -> None:
     """Read a file by its first bytes, as suffixes such as .keras and .pt have meant several formats."""
     source, suffix = place.open(path), path.rpartition(".")[2]
     head = source.head(len(SIGNATURE))
-    if suffix in ("pkl", "pickle", "joblib"):
-        raise Unread(PICKLE % path)
     if head.startswith(b"PK\3\4"):
         _read_archive(facts, source)
     elif head == SIGNATURE:
         facts["format"] = "hdf5"
         texts = Hdf5(source).texts()
-        _add_writer(facts, "keras", short_text(texts.get("keras_version")))
+        add_writer(facts, "keras", short_text(texts.get("keras_version")))
         facts["details"]["backend"] = short_text(texts.get("backend"))
     elif re.match(rb"\x80[\2-\5]", head) and suffix in ("pt", "pth", "bin", "ckpt"):
         facts["format"] = "torch"
@@ -145,12 +152,12 @@ def _read_archive(facts: Facts, source: RangeReader) -> None:
     details = facts["details"]
     if {"metadata.json", "config.json"} <= set(found):
         facts["format"] = "keras"
-        metadata = _json_of(zip_content(source, found["metadata.json"]))
-        _add_writer(facts, "keras", short_text(metadata.get("keras_version")))
+        metadata = json_object(zip_content(source, found["metadata.json"]))
+        add_writer(facts, "keras", short_text(metadata.get("keras_version")))
     elif "program" in found or "archive" in found:
         facts["format"] = "torch_export"
         if "program" in found:
-            _add_writer(facts, "torch", zip_search(source, found["program"], TORCH_VERSION))
+            add_writer(facts, "torch", zip_search(source, found["program"], TORCH_VERSION))
             schema = zip_search(source, found["program"], PROGRAM_SCHEMA)
             details["schema_version"] = ".".join(re.findall(r"\d+", schema or "")) or None
     elif "script" in found or "weights" in found:
@@ -175,7 +182,7 @@ def read_onnx(facts: Facts, place: ModelPlace, path: str) -> None:
     if "ir_version" not in numbers or not graph:
         raise Unread("%s is not an ONNX model" % path)
     facts["format"] = "onnx"
-    _add_writer(facts, texts.get(2) or "unknown", texts.get(3))
+    add_writer(facts, texts.get(2) or "unknown", texts.get(3))
     facts["details"].update((name, str(value)) for name, value in sorted(numbers.items()))
 
 
@@ -193,26 +200,13 @@ def read_orbax(facts: Facts, _place: ModelPlace, _path: str) -> None:
     facts["format"] = "orbax"
 
 
-def _json_of(data: bytes) -> Facts:
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise Unread("its metadata is not a JSON object")
-    return value
-
-
-def _add_writer(facts: Facts, name: str, version: str | None, git_version: str | None = None) -> None:
-    if version:
-        facts["written_by"].append({"name": name, "version": version, "git_version": git_version})
-
-
 READERS: List[Tuple[str, Callable[[Facts, ModelPlace, str], None]]] = [
     (r"saved_model\.pb", read_saved_model),
     (r"saved_model\.pbtxt", read_saved_text),
     (r".*\.keras", read_container),
     (r".*\.pt2", read_container),
+    (r"config_sentence_transformers\.json", read_settings),
+    (r"config\.json|meta\.json", read_settings),
     (r".*\.onnx", read_onnx),
     (r"_CHECKPOINT_METADATA", read_orbax),
     (r".*\.safetensors", read_safetensors),
@@ -221,9 +215,18 @@ READERS: List[Tuple[str, Callable[[Facts, ModelPlace, str], None]]] = [
     (r".*\.index", read_checkpoint),
     (r".*\.(pt|pth|ckpt)|(pytorch|adapter)_model.*\.bin", read_container),
     (r"(?!fingerprint|keras_metadata).*\.pb", read_graph),
-    (r".*\.(pkl|pickle|joblib)", read_container),
+    (r".*\.(pkl|pickle|joblib|cloudpickle)", read_pickled),
+    (r".*\.skops", read_skops),
+    (r".*\.(ubj|xgb|model|bst)", read_xgboost),
+    (r".*\.cbm", read_catboost),
+    (r".*\.json", read_json_model),
+    (r".*\.txt", read_lightgbm),
 ]
 """Names of files and their readers, the most informative first."""
+FOLDERS = {"saved_model", "tf_checkpoint", "orbax", "sentence_transformers", "transformers", "spacy"}
+"""Formats of several files; in their folder only the files of APART are artifacts of their own."""
+APART = re.compile(r".*\.(pkl|pickle|joblib|cloudpickle|skops|cbm|ubj|keras)")
+MOST_ARTIFACTS = 20
 READABLE = re.compile("|".join("(?:%s)" % pattern for pattern, _ in READERS))
 
 
@@ -247,6 +250,20 @@ def facts_of_place(uri: str, place: ModelPlace) -> Facts:
     if place.whole:
         facts["file_count"] = len(place.files)
         facts["size"] = sum(file["size"] for file in place.files)
+    found, unread = _artifacts(place)
+    faults += unread
+    if found:
+        facts.update((key, value) for key, value in found[0].items() if key != "path")
+    if found[1:]:
+        facts["artifacts"] = [present(artifact) for artifact in found]
+    more = " (and %d more)" % (len(faults) - 1) if faults[1:] else ""
+    facts["unread"] = (short_text(faults[0]) or "") + more if faults else None
+    described: Facts = present(facts)
+    return described
+
+
+def _artifacts(place: ModelPlace) -> Tuple[List[Facts], List[str]]:
+    """Read the files that have a reader: those that lie highest first, then by READERS; and why others are unread."""
     ranked = [
         (path.count("/"), rank, path, reader)
         for path in (file["path"] for file in place.files)
@@ -254,13 +271,27 @@ def facts_of_place(uri: str, place: ModelPlace) -> Facts:
         for rank, (pattern, reader) in enumerate(READERS)
         if re.fullmatch(pattern, path.rsplit("/")[-1])
     ]
-    try:
-        if ranked:
-            _, _, path, reader = min(ranked, key=lambda item: item[:3])
+    found: List[Facts] = []
+    faults: List[str] = []
+    folders: Set[str] = set()
+    read: Set[str] = set()
+    for _, _, path, reader in sorted(ranked, key=lambda item: item[:3]):
+        inside = not APART.fullmatch(path)
+        if any(inside and path.startswith(folder) for folder in folders) or path in read:
+            continue
+        facts: Facts = {"path": path, "written_by": [], "details": {}}
+        try:
             reader(facts, place, path)
-    except Unread as error:
-        faults.append(str(error))
-    more = " (and %d more)" % (len(faults) - 1) if faults[1:] else ""
-    facts["unread"] = (short_text(faults[0]) or "") + more if faults else None
-    described: Facts = present(facts)
-    return described
+        except Unread as error:
+            faults.append(str(error))
+        if facts.get("format"):
+            read.add(path)
+            folder = path[: path.rfind("/") + 1]
+            folders |= {folder} if facts["format"] in FOLDERS else set()
+            # Of weights in several files that say the same, the first stands for all.
+            alike = (dict(it, path="") for it in found if it["path"].startswith(folder))
+            if dict(facts, path="") not in alike:
+                found.append(facts)
+        if len(found) + len(faults) == MOST_ARTIFACTS:
+            break
+    return found, faults

@@ -7,8 +7,9 @@ import lzma
 import pickletools
 import re
 import zlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
+from envbuild.capture.formats import UBJSON_TAIL, ubjson_version
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import LONGEST_TEXT, RangeReader, short_text
 
@@ -35,13 +36,20 @@ class PickleFacts(NamedTuple):
     """Classes and functions by their full name, sorted."""
     versions: Dict[str, str]
     """The version of each library that its objects state."""
+    unread: Optional[str] = None
+    """Why it was not read to its end."""
 
 
 def read_pickle(source: RangeReader) -> PickleFacts:
     """Read the opcodes of a pickle, of joblib's too, compressed or not; Unread for other data."""
-    reader = _Opcodes(_Stream(source))
-    reader.read()
-    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions)
+    reader, unread = _Opcodes(_Stream(source)), None
+    try:
+        reader.read()
+    except Unread as error:
+        if not reader.classes:
+            raise
+        unread = str(error)
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, unread)
 
 
 class _Stream:
@@ -155,7 +163,7 @@ class _Opcodes:
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
         while True:
-            opcode = pickletools.code2op.get(self._stream.read(1).decode("latin-1"))
+            opcode = _OPCODES.get(self._stream.read(1).decode("latin-1"))
             self._count += 1
             if opcode is None:
                 raise Unread("it is not a pickle, or damaged")
@@ -187,10 +195,17 @@ class _Opcodes:
         }[length]
         length = int.from_bytes(stream.read(width), "little")
         if length > LONGEST_TEXT or "BYTE" in opcode.name:
-            stream.skip(length)
+            stream.skip(max(0, length - UBJSON_TAIL))
+            self._look(stream.read(min(length, UBJSON_TAIL)))
             return None
         data = stream.read(length)
         return int.from_bytes(data, "little", signed=True) if "LONG" in opcode.name else data.decode("utf-8", "replace")
+
+    def _look(self, tail: bytes) -> None:
+        """Look for the version at the end of XGBoost's own format, which its Booster keeps as bytes."""
+        version = ubjson_version(tail)
+        if version:
+            self.versions.setdefault("xgboost", version)
 
     def _follow(self, opcode: Any, argument: Any) -> None:
         name, stack = opcode.name, self._stack
@@ -216,7 +231,7 @@ class _Opcodes:
         name, stack = opcode.name, self._stack
         taken = self._take(opcode)
         if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
-            path = argument if argument else taken[:2]
+            path = argument or taken[:2]
             stack.append(self._class(".".join(map(str, path))))
         elif "TUPLE" in name:
             stack.append(tuple(taken))
@@ -226,7 +241,7 @@ class _Opcodes:
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = taken if name == "DICT" else taken[1:]
             found = _Object() if name == "DICT" else taken[0]
-            self._set(found, dict(zip(map(str, items[::2]), items[1::2])))
+            self._set(found, {str(items[at]): items[at + 1] for at in range(0, len(items) - 1, 2)})
             stack.append(found)
         elif name == "BUILD":
             made, state = taken
@@ -272,7 +287,7 @@ class _Opcodes:
                 found.state[key] = value
 
     def _pass_array(self, state: Dict[str, Any]) -> None:
-        """Go on behind the bytes of an array: its own, behind a padding; of an array of objects, a pickle of its own."""
+        """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""
         dtype, shape = state.get("dtype"), state.get("shape")
         arguments = dtype.arguments if isinstance(dtype, _Object) else None
         kind = _DTYPE.fullmatch(str(arguments[0])) if isinstance(arguments, tuple) and arguments else None
@@ -294,6 +309,7 @@ class _Opcodes:
         self._stream.skip(size)
 
 
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _TEXTS = {
     opcode.name
     for opcode in pickletools.opcodes

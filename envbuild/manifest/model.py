@@ -245,6 +245,20 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """One of several models or preprocessing steps in a model's folder."""
+
+    path: Line
+    """Of its file, relative to the folder; of a format of several files, of the one that describes it."""
+    format: Line
+    """As of the model."""
+    written_by: tuple[Writer, ...] = ()
+    """The libraries that wrote it."""
+    details: Pairs = ()
+    """What else the format says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A trained model, read without the framework that wrote it."""
 
@@ -254,7 +268,8 @@ class Model:
     """What its files are; absent where nothing fits.
 
     `saved_model`, `keras`, `hdf5`, `tf_checkpoint`, `tf_graph`, `torch_export`, `torchscript`, `torch`, `onnx`,
-    `safetensors`, `orbax`.
+    `safetensors`, `orbax`, `pickle`, `joblib`, `skops`, `xgboost`, `lightgbm`, `catboost`, `transformers`,
+    `sentence_transformers`, `spacy`.
     """
     written_by: tuple[Writer, ...] = ()
     """The libraries that wrote it; empty for formats that do not say."""
@@ -265,7 +280,9 @@ class Model:
     size: Count | None = None
     """Bytes of all its files."""
     details: Pairs = ()
-    """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`."""
+    """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`, `modules`."""
+    artifacts: tuple[Artifact, ...] = ()
+    """Each of its models and preprocessing steps, where there are several; the first is the one described above."""
     unread: Line | None = None
     """Why it could not be read, or not wholly."""
 

@@ -207,10 +207,11 @@ def test_the_file_that_says_most_is_read_and_the_highest_first(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "model.joblib", "model.pickle"])
-def test_a_pickle_is_left_alone(name):
-    facts = read_memory(name, b"\x80\x04cos\nsystem\n(S'touch /tmp/x'\ntR.")
-    assert "never loaded" in facts["unread"]
-    assert "format" not in facts
+def test_a_pickle_is_read_and_never_loaded(name, tmp_path):
+    target = tmp_path / "touched"
+    facts = read_memory(name, b"\x80\x04cos\nsystem\n(S'touch %s'\ntR." % str(target).encode())
+    assert (facts["format"], facts["details"]["classes"]) == ("pickle", "os.system")
+    assert not target.exists()
 
 
 def test_a_folder_of_other_files_has_no_format(tmp_path):
