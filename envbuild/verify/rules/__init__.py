@@ -3,13 +3,20 @@
 from collections.abc import Callable, Iterator
 
 from envbuild.verify.findings import SEVERITIES, Finding
-from envbuild.verify.rules import contract, hardware, model, packages
+from envbuild.verify.rules import artifacts, contract, hardware, model, packages
 from envbuild.verify.sources import Side
 
 Check = Callable[[Side, Side], Iterator[Finding]]
 """Compares what the first source requires with the second one, where both know it; in a fixed order."""
 
-ARTIFACT: tuple[Check, ...] = (model.framework, model.tensorflow_1, model.keras, model.artifact_format)
+ARTIFACT: tuple[Check, ...] = (
+    model.framework,
+    model.tensorflow_1,
+    model.keras,
+    artifacts.artifact_library,
+    artifacts.artifact_pickle,
+    model.artifact_format,
+)
 """Those that compare a model with an environment; one run has both."""
 RULES: tuple[Check, ...] = (
     hardware.python,

@@ -1,0 +1,98 @@
+"""Which library's model files another version of it loads, and what a pickle needs."""
+
+import pytest
+
+from envbuild.manifest.model import Artifact, Model, Writer
+from envbuild.verify.rules import apply_rules
+from envbuild.verify.rules.artifacts import artifact_library, artifact_pickle
+from envbuild.verify.sources import Package, Side
+
+
+def model_of(format_: str, *writers: tuple[str, str], **details: str) -> Side:
+    written = tuple(Writer(name=name, version=version) for name, version in writers)
+    model = Model(uri="gs://m/churn", format=format_, written_by=written, details=tuple(sorted(details.items())))
+    return Side(name="churn", kind="model", model=model)
+
+
+def having(*, python: str = "3.11.7", complete: bool = True, **packages: str) -> Side:
+    names = {name.replace("_", "-"): version for name, version in packages.items()}
+    found = {name: Package(name=name, version=version) for name, version in names.items()}
+    return Side(name="image", kind="image", python=python, packages=found, complete=complete)
+
+
+SKLEARN = ("scikit-learn", "1.3.2")
+BOOSTED = ("xgboost", "2.0.3")
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "wrong"),
+    [
+        (model_of("pickle", SKLEARN), having(scikit_learn="1.3.0"), False),
+        (model_of("pickle", SKLEARN), having(scikit_learn="1.4.0"), True),
+        (model_of("joblib", SKLEARN), having(scikit_learn="1.2.2"), True),
+        (model_of("skops", SKLEARN), having(scikit_learn="1.5.0"), True),
+        (model_of("skops", SKLEARN), having(numpy="1.26.4"), True),
+        (model_of("skops", SKLEARN), having(numpy="1.26.4", complete=False), False),
+        (model_of("xgboost", BOOSTED), having(xgboost="2.0.0"), False),
+        (model_of("xgboost", BOOSTED), having(xgboost_cpu="3.2.0"), False),
+        (model_of("xgboost", BOOSTED), having(xgboost="1.7.6"), True),
+        (model_of("pickle", BOOSTED), having(xgboost="3.2.0"), True),
+        (model_of("xgboost", ("xgboost", "1.7"), encoding="binary"), having(xgboost="3.0.5"), False),
+        (model_of("xgboost", ("xgboost", "1.7"), encoding="binary"), having(xgboost="3.1.0"), True),
+        (model_of("catboost", ("catboost", "1.2.2")), having(catboost="1.2.8"), False),
+        (model_of("catboost", ("catboost", "1.2.2")), having(catboost="1.1.1"), True),
+        (model_of("lightgbm", version="v4"), having(lightgbm="4.6.0"), False),
+        (model_of("lightgbm", version="v4"), having(lightgbm="3.3.5"), True),
+        (model_of("lightgbm", version="v3"), having(lightgbm="3.3.5"), False),
+        (model_of("saved_model", ("tensorflow", "2.15.1")), having(numpy="1.26.4"), False),
+    ],
+)
+def test_a_library_loads_what_it_promises_to(model, environment, wrong):
+    found = [it for it in apply_rules(model, environment, (artifact_library,)) if not it.agrees]
+    assert bool(found) is wrong
+    assert all(it.severity == "error" and it.todo for it in found)
+    turned = [it for it in apply_rules(environment, model, (artifact_library,)) if not it.agrees]
+    assert len(turned) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("details", "environment", "named"),
+    [
+        ({"protocol": "4", "modules": "numpy,sklearn"}, having(numpy="2.1.0", scikit_learn="1.3.2"), ()),
+        ({"protocol": "4", "modules": "sklearn"}, having(numpy="2.1.0"), ("sklearn", "scikit-learn")),
+        ({"protocol": "4", "modules": "sklearn"}, having(numpy="2.1.0", complete=False), ()),
+        ({"protocol": "4", "modules": "xgboost"}, having(xgboost_cpu="2.1.0"), ()),
+        ({"protocol": "4", "modules": "churn"}, having(numpy="2.1.0"), ()),
+        ({"protocol": "5", "modules": ""}, having(python="3.7.17"), ("protocol 5", "3.7.17")),
+        ({"protocol": "5", "modules": ""}, having(python="3.8.1"), ()),
+        (
+            {"protocol": "4", "modules": "__main__", "classes": "__main__.Scaler"},
+            having(numpy="2.1.0"),
+            ("__main__.Scaler",),
+        ),
+        (
+            {"protocol": "4", "modules": "numpy", "classes": "numpy._core.multiarray.scalar"},
+            having(numpy="1.25.2"),
+            ("numpy._core", "1.25.2"),
+        ),
+        ({"protocol": "4", "modules": "numpy", "classes": "numpy._core.numeric"}, having(numpy="1.26.4"), ()),
+        ({"protocol": "4", "modules": "numpy", "classes": "numpy.core.numeric"}, having(numpy="1.25.2"), ()),
+    ],
+)
+def test_a_pickle_needs_its_modules_and_its_protocol(details, environment, named):
+    found = [it for it in apply_rules(model_of("pickle", **details), environment, (artifact_pickle,)) if not it.agrees]
+    assert bool(found) is bool(named)
+    assert all(part in f"{it.wanted} {it.found} {it.todo}" for it in found for part in named)
+
+
+def test_each_artifact_of_a_folder_is_judged_and_named():
+    artifacts = (
+        Artifact(path="model.ubj", format="xgboost", written_by=(Writer(name="xgboost", version="2.0.3"),)),
+        Artifact(path="scaler.joblib", format="joblib", written_by=(Writer(name="scikit-learn", version="1.3.2"),)),
+    )
+    side = Side(name="churn", kind="model", model=Model(uri="m", format="xgboost", artifacts=artifacts))
+    found = apply_rules(side, having(xgboost="2.1.0", scikit_learn="1.4.0"), (artifact_library,))
+    assert [(it.about, it.agrees) for it in found] == [
+        ("scaler.joblib of scikit-learn", False),
+        ("model.ubj of XGBoost", True),
+    ]
