@@ -250,7 +250,7 @@ def facts_of_place(uri: str, place: ModelPlace) -> Facts:
     if place.whole:
         facts["file_count"] = len(place.files)
         facts["size"] = sum(file["size"] for file in place.files)
-    found, unread = _artifacts(place)
+    found, unread = read_artifacts(place)
     faults += unread
     if found:
         facts.update((key, value) for key, value in found[0].items() if key != "path")
@@ -262,7 +262,7 @@ def facts_of_place(uri: str, place: ModelPlace) -> Facts:
     return described
 
 
-def _artifacts(place: ModelPlace) -> Tuple[List[Facts], List[str]]:
+def read_artifacts(place: ModelPlace) -> Tuple[List[Facts], List[str]]:
     """Read the files that have a reader: those that lie highest first, then by READERS; and why others are unread."""
     ranked = [
         (path.count("/"), rank, path, reader)

@@ -17,7 +17,7 @@ from typing import Any
 from envbuild.cache import workplace
 from envbuild.capture import script
 from envbuild.capture.gcs import Unread
-from envbuild.capture.model import READERS, facts_of_place
+from envbuild.capture.model import read_artifacts
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
 from envbuild.manifest.model import Array, Golden, Model, TrainingManifest
@@ -81,29 +81,19 @@ def _read(uri: str, path: str, generations: Mapping[str, int]) -> LocalModel:
     if not isinstance(place, LocalPlace) or not place.files:
         raise StampError(f"the model cannot be read: {'; '.join(place.faults)}", where=uri, todo=_NO_MODEL)
     files = {str(file["path"]): file for file in place.files}
-    found = facts_of_place(uri, place).get("format")
+    artifacts, _ = read_artifacts(place)
+    main = artifacts[0] if artifacts else {}
+    path = str(main.get("path", ""))
     return LocalModel(
         uri=uri,
-        format=str(found) if found else None,
+        format=main.get("format"),
         folder=Path(place.folder),
         files={name: Path(place.folder, name) for name in files},
-        start=_start(files),
+        start=path.rpartition("/")[0] if main.get("format") == "saved_model" else path,
         size=sum(int(file["size"]) for file in place.files),
         digests={name: str(file["sha256"]) for name, file in files.items() if file.get("sha256")},
         generations=generations,
     )
-
-
-def _start(paths: Mapping[str, Any]) -> str:
-    """The file that says most about the model, as capture chooses it; of a SavedModel the folder that it lies in."""
-    ranked = (
-        (path.count("/"), rank, path)
-        for path in paths
-        for rank, (pattern, _) in enumerate(READERS)
-        if re.fullmatch(pattern, path.rpartition("/")[2])
-    )
-    path = min(ranked, default=(0, 0, ""))[2]
-    return path.rpartition("/")[0] if re.fullmatch(r"(?:.*/)?saved_model\.pb(?:txt)?", path) else path
 
 
 def _downloaded(uri: ModelUri, folder: Path, report: Reporter) -> tuple[Path, dict[str, int]]:
