@@ -414,7 +414,7 @@ def golden_check(
         "format": model.format,
         "model": f"model/{model.start}".rstrip("/"),
         "inputs": [{"name": it.name, "dtype": it.dtype, "shape": it.shape, "data": it.data} for it in golden.inputs],
-        "outputs": [it.name for it in golden.outputs],
+        "outputs": [{"name": it.name, "shape": it.shape} for it in golden.outputs],
     }
     beside: dict[str, bytes | Path] = {
         "order.json": json.dumps(order).encode(),

@@ -39,7 +39,7 @@ def main() -> None:
         import_modules(order["modules"], out)
     step = {"name": "import"}
     try:
-        answer = {"outputs": encoded(outputs(order, step), order["outputs"])}
+        answer = {"outputs": encoded(outputs(order, step), [it["name"] for it in order["outputs"]])}
     except Unclear as error:
         answer = {"unclear": str(error)}
     except BaseException as error:  # noqa: BLE001 - frameworks fail in any way
@@ -116,7 +116,7 @@ def outputs(order: dict[str, Any], step: dict[str, str]) -> Any:
     step["name"] = "load"
     model = load(modules, os.path.join(HERE, order["model"]))  # noqa: PTH118 - an absolute path stays one
     step["name"] = "run"
-    return call(modules, model, order["inputs"])
+    return call(modules, model, order["inputs"], order["outputs"])
 
 
 def encoded(values: Any, wanted: list[str]) -> Any:
@@ -174,7 +174,7 @@ def tensorflow() -> Any:
     return tf
 
 
-def call_saved_model(tf: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+def call_saved_model(tf: Any, model: Any, inputs: list[dict[str, Any]], _wanted: list[dict[str, Any]]) -> Any:
     """Call the signature that a server calls."""
     names = [str(name) for name in model.signatures]
     if "serving_default" not in names and len(names) != 1:
@@ -196,7 +196,7 @@ def keras() -> Any:
         return importlib.import_module("tensorflow").keras
 
 
-def call_keras(_: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+def call_keras(_: Any, model: Any, inputs: list[dict[str, Any]], _wanted: list[dict[str, Any]]) -> Any:
     """Predict as keras_callback() does when it records."""
     if not in_order(inputs):
         return model.predict_on_batch({item["name"]: array_of(item) for item in inputs})
@@ -204,7 +204,7 @@ def call_keras(_: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
     return model.predict_on_batch(arrays if len(arrays) > 1 else arrays[0])
 
 
-def call_torch(module: Any, model: Any, inputs: list[dict[str, Any]]) -> Any:
+def call_torch(module: Any, model: Any, inputs: list[dict[str, Any]], _wanted: list[dict[str, Any]]) -> Any:
     """Call it by place or by name."""
     weight = next((it.dtype for it in model.parameters() if it.is_floating_point()), None)
     with module.no_grad():
@@ -220,13 +220,64 @@ def tensor(module: Any, item: dict[str, Any], weight: Any) -> Any:
     return value.to(weight) if weight is not None and item["dtype"] == "float64" else value
 
 
-def call_onnx(_: Any, session: Any, inputs: list[dict[str, Any]]) -> Any:
+def call_onnx(_: Any, session: Any, inputs: list[dict[str, Any]], _wanted: list[dict[str, Any]]) -> Any:
     """Call it by its own names."""
     types = {one.name: one.type[len("tensor(") : -1] for one in session.get_inputs()}
     values = by_name(inputs, list(types))
     feed = {name: value.astype(ONNX.get(types[name], types[name])) for name, value in values.items()}
     names = [one.name for one in session.get_outputs()]
     return dict(zip(names, session.run(names, feed)))  # noqa: B905 - Python 3.7 has no strict
+
+
+def load_pickle(_: Any, path: str) -> Any:
+    """Unpickle a model: by joblib, which wrote arrays in its own way, where it is installed."""
+    try:
+        return importlib.import_module("joblib").load(path)
+    except ImportError:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return importlib.import_module("pickle").load(file)
+
+
+def load_skops(skops: Any, path: str) -> Any:
+    """Load a model of skops, and the types that it names, which a pickle would load as well."""
+    return skops.load(path, trusted=skops.get_untrusted_types(file=path))
+
+
+def load_xgboost(xgboost: Any, path: str) -> Any:
+    """Load a model as the class of scikit-learn's interface that saved it, else as a Booster."""
+    booster = xgboost.Booster(model_file=path)
+    kind = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type")
+    model = {"classifier": "XGBClassifier", "regressor": "XGBRegressor", "ranker": "XGBRanker"}.get(kind)
+    if model is None:
+        return booster
+    estimator = getattr(xgboost, model)()
+    estimator.load_model(path)
+    return estimator
+
+
+def load_catboost(catboost: Any, path: str) -> Any:
+    """Load a model as the class that its loss is for."""
+    kind = "json" if path.endswith(".json") else "cbm"
+    model = catboost.CatBoost().load_model(path, format=kind)
+    loss = str(model.get_all_params().get("loss_function", ""))
+    classes = ("Logloss", "CrossEntropy", "MultiClass", "MultiClassOneVsAll")
+    return catboost.CatBoostClassifier().load_model(path, format=kind) if loss in classes else model
+
+
+def call_estimator(_: Any, model: Any, inputs: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> Any:
+    """Call the methods that the outputs are named after, or `predict`, or what gives as many dimensions as it had."""
+    if in_order(inputs):
+        values: Any = array_of(by_place(inputs)[0])
+    else:
+        values = importlib.import_module("pandas").DataFrame({item["name"]: array_of(item) for item in inputs})
+    if type(model).__module__.startswith("xgboost") and type(model).__name__ == "Booster":
+        values = importlib.import_module("xgboost").DMatrix(values)
+    names = [item["name"] for item in wanted]
+    if all(name and callable(getattr(model, name, None)) for name in names):
+        return {name: getattr(model, name)(values) for name in names}
+    found = model.predict(values)
+    several = len(wanted) == 1 and len(wanted[0]["shape"]) == 2 and getattr(found, "ndim", 2) == 1
+    return model.predict_proba(values) if several and hasattr(model, "predict_proba") else found
 
 
 KERAS = (keras, lambda module, path: module.models.load_model(path, compile=False), call_keras)
@@ -242,8 +293,14 @@ FORMATS: dict[str, Any] = {
         lambda runtime, path: runtime.InferenceSession(path, providers=["CPUExecutionProvider"]),
         call_onnx,
     ),
+    "pickle": (lambda: None, load_pickle, call_estimator),
+    "joblib": (lambda: None, load_pickle, call_estimator),
+    "skops": (module("skops.io"), load_skops, call_estimator),
+    "xgboost": (module("xgboost"), load_xgboost, call_estimator),
+    "lightgbm": (module("lightgbm"), lambda lightgbm, path: lightgbm.Booster(model_file=path), call_estimator),
+    "catboost": (module("catboost"), load_catboost, call_estimator),
 }
-"""How to import, load and call a model of each format; others hold weights without a program, or pickles."""
+"""How to import, load and call a model of each format; others hold weights without a program."""
 
 if __name__ == "__main__":
     main()
