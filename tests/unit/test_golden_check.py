@@ -206,6 +206,16 @@ def test_a_format_that_no_program_runs_alone_is_said_plainly(ask):
     assert "saved_model, keras, hdf5, torchscript, torch_export, onnx" in finding.says
 
 
+def test_a_pickle_is_not_loaded_by_an_interpreter_of_this_machine(environment, tmp_path):
+    touched, model = tmp_path / "touched", tmp_path / "model.pkl"
+    model.write_bytes(b"cos\nsystem\n(S'touch %s'\ntR." % str(touched).encode())
+    with Progress() as told:
+        runner = InInterpreter(name=sys.executable)
+        [finding] = check(manifest_with(DOUBLED), str(model), [runner], cache=tmp_path, report=told)
+    assert (finding.id, finding.severity, touched.exists()) == ("golden-sample", "warning", False)
+    assert "envbuild verify MODEL IMAGE --golden" in finding.todo
+
+
 def test_a_manifest_without_a_sample_says_how_to_record_one(ask):
     [finding] = ask(None)
     assert (finding.id, finding.severity) == ("golden-sample", "warning")

@@ -25,7 +25,7 @@ from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden import program
-from envbuild.verify.golden.runners import Ran, Runner
+from envbuild.verify.golden.runners import InInterpreter, Ran, Runner
 
 _NO_MODEL = "give the URI of the model's file or folder"
 
@@ -175,6 +175,7 @@ _ENDS = {
 }
 _RECORD = "record one when training ends: keras_callback(golden_inputs=...), or envbuild capture --golden FILE.npz"
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
+_IN_IMAGE = "run the sample in an image: `envbuild verify MODEL IMAGE --golden`"
 _SEE = "see the lines, and what `envbuild verify` finds between the training environment and this one"
 
 
@@ -410,6 +411,9 @@ def golden_check(
         known = ", ".join(program.FORMATS)
         says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
         return (not_run(says, todo=_SAVE),)
+    if model.format in program.PICKLES and isinstance(runner, InInterpreter):
+        says = "the model is a pickle, which runs what is in it when it is loaded, and an interpreter is not isolated"
+        return (not_run(says, todo=_IN_IMAGE),)
     order = {
         "format": model.format,
         "model": f"model/{model.start}".rstrip("/"),

@@ -301,6 +301,8 @@ FORMATS: dict[str, Any] = {
     "catboost": (module("catboost"), load_catboost, call_estimator),
 }
 """How to import, load and call a model of each format; others hold weights without a program."""
+PICKLES = ("pickle", "joblib", "skops")
+"""Formats that name classes and functions, which are called when a model is loaded."""
 
 if __name__ == "__main__":
     main()
