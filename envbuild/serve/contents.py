@@ -28,7 +28,10 @@ from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rew
 
 REQUIREMENTS = ("fastapi>=0.100", "uvicorn>=0.23", "prometheus-client>=0.17")
 """Of the ready server. So wide that an old environment, none of whose pins can move, finds releases that fit it."""
-SERVED = ("saved_model", "keras", "hdf5", "onnx", "torchscript")
+SERVED = (
+    "saved_model", "keras", "hdf5", "onnx", "torchscript", "pickle", "joblib", "skops", "xgboost", "lightgbm",
+    "catboost",
+)  # fmt: skip
 """Formats of models that the ready server loads, as manifests name them."""
 IGNORED = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".env", ".env.*", ".envrc", ".dockerignore", ".ds_store",

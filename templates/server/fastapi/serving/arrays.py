@@ -57,6 +57,8 @@ class Tensor:
     """As NumPy names it, or `bytes`; None where the model does not say."""
     shape: tuple[int | None, ...] | None = None
     """None for a dimension that may vary, and for a shape that the model does not say."""
+    text: bool = False
+    """Whether it may be text as well where no type is said; its numbers then keep all their digits."""
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -115,11 +117,13 @@ def _too_large(most: int) -> Refused:
     return Refused(f"the response would have {limit}: ask for fewer rows, or by protocol v2 for fewer outputs")
 
 
-def array_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
+def array_of(value: Any, dtype: str | None, name: str, *, text: bool = False) -> np.ndarray:
     """Make an array of numbers or strings, exactly of this type; Refused where that would change a value."""
-    if dtype == BYTES:
+    if dtype == BYTES or (text and dtype is None and _has_text(value)):
         return _strings(value, name)
     found, values = _numbers(value, name)
+    if dtype is None and text:
+        return found
     if dtype is None:
         return _float(found, np.dtype("float32"), name) if found.dtype.kind == "f" else found
     wanted = np.dtype(dtype)
@@ -128,6 +132,13 @@ def array_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
             raise Refused(f"input {name!r} takes {dtype}: true and false are no numbers")
         return found
     return _whole(found, values, wanted, name) if wanted.kind in "iu" else _float(found, wanted, name)
+
+
+def _has_text(value: Any) -> bool:
+    """Whether the first value that is no list is text, and no word for a number."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, dict) or (isinstance(value, str) and value not in SPECIAL)
 
 
 def check_shape(array: np.ndarray, tensor: Tensor) -> None:

@@ -41,7 +41,7 @@ def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> dict[str, 
     arrays = {}
     for name, column in columns.items():
         spec = specs.get(name, Tensor(name))
-        arrays[name] = array_of(column, spec.dtype, name)
+        arrays[name] = array_of(column, spec.dtype, name, text=spec.text)
         check_shape(arrays[name], spec)
     return arrays
 

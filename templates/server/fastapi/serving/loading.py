@@ -13,17 +13,24 @@ from typing import Any
 import numpy as np
 
 from serving.arrays import BYTES, Tensor
+from serving.estimators import load_catboost, load_lightgbm, load_pickle, load_skops, load_xgboost
 from serving.model import Arrays, Model
 from serving.settings import Unusable
 
 FILES = (
-    (r"saved_model\.pb(txt)?", "saved_model"),
-    (r".*\.keras", "keras"),
-    (r".*\.onnx", "onnx"),
-    (r".*\.(h5|hdf5)", "keras"),
-    (r".*\.pth?", "torchscript"),
+    (r"saved_model\.pb(txt)?", "saved_model", b""),
+    (r".*\.keras", "keras", b""),
+    (r".*\.onnx", "onnx", b""),
+    (r".*\.(h5|hdf5)", "keras", b""),
+    (r".*\.pth?", "torchscript", b""),
+    (r".*\.(pkl|pickle|joblib|cloudpickle)", "pickle", b""),
+    (r".*\.skops", "skops", b"PK"),
+    (r".*\.(ubj|xgb|model|bst)", "xgboost", b""),
+    (r".*\.cbm", "catboost", b"CBM1"),
+    (r".*\.json", "xgboost", b'{"learner"'),
+    (r".*\.txt", "lightgbm", b"tree"),
 )
-"""Names of files, and how what they hold is loaded: what says most about a model first."""
+"""Names of files, how what they hold is loaded, and how it begins: what says most about a model first."""
 STAMP_FOLDER = "envbuild"
 """What lies beside a model to say where it comes from is no part of it."""
 ONNX = {"float": "float32", "double": "float64", "string": BYTES}
@@ -44,11 +51,11 @@ def find_model(place: Path) -> tuple[str, Path]:
     ranked = [
         (path.relative_to(place).as_posix().count("/"), rank, path, how)
         for path in _files(place)
-        for rank, (pattern, how) in enumerate(FILES)
-        if re.fullmatch(pattern, path.name)
+        for rank, (pattern, how, start) in enumerate(FILES)
+        if re.fullmatch(pattern, path.name) and _head(path, len(start)) == start
     ]
     if not ranked:
-        known = "saved_model.pb, *.keras, *.h5, *.onnx, or *.pt of TorchScript"
+        known = "saved_model.pb, *.keras, *.h5, *.onnx, *.pt of TorchScript, *.pkl, *.joblib, *.skops, *.ubj, *.cbm"
         raise Unusable(f"there is no model that can be served in {place}: {known}")
     _, _, path, how = min(ranked)
     return how, path.parent if how == "saved_model" else path
@@ -60,6 +67,13 @@ def _files(place: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(place):
         folders[:] = sorted(it for it in folders if it != STAMP_FOLDER)
         yield from (Path(folder, name) for name in sorted(names))
+
+
+def _head(path: Path, length: int) -> bytes:
+    if not length:
+        return b""
+    with path.open("rb") as file:
+        return file.read(length)
 
 
 def _tensor(name: str, dtype: Any, shape: Any) -> Tensor:
@@ -211,4 +225,9 @@ LOADERS: dict[str, Callable[[Path], Model]] = {
     "keras": _keras,
     "onnx": _onnx,
     "torchscript": _torchscript,
+    "pickle": load_pickle,
+    "skops": load_skops,
+    "xgboost": load_xgboost,
+    "lightgbm": load_lightgbm,
+    "catboost": load_catboost,
 }
