@@ -15,6 +15,7 @@ _SKLEARN = re.compile(rb'"_sklearn_version":\s*\{[^{}]*"content":\s*"\\"([^"\\]{
 _SKOPS = re.compile(rb'"_skops_version":\s*"([^"\\]{1,50})"')
 _XGBOOST_JSON = re.compile(rb'"version":\s*(\[\d+,\s*\d+,\s*\d+\])')
 _CATBOOST = re.compile(rb"(?:tags/v|CatBoost release )(\d+(?:\.\d+)+)")
+_LIGHTGBM_END = re.compile(rb"(end of trees|feature[_ ]importances:)")
 _LEARNER = struct.Struct("<fIiiiII")
 """LearnerModelParam of XGBoost's binary format, up to the minor version (src/learner.cc of 1.0 to 2.1)."""
 _SPACY = re.compile(r"[>~=]=\s*(\d+(?:\.\d+)+)")
@@ -30,6 +31,8 @@ def read_pickled(facts: Facts, place: ModelPlace, path: str) -> None:
     facts["details"]["protocol"] = str(found.protocol)
     facts["details"]["modules"] = ",".join(sorted(modules)) or None
     facts["details"]["classes"] = short_text(",".join(it for it in found.classes if it.partition(".")[0] in modules))
+    # NumPy 2 names its modules anew, which older ones do not know.
+    facts["details"]["numpy"] = "2" if any(it.startswith("numpy._core.") for it in found.classes) else None
     if found.unread:
         raise Unread("%s: %s" % (path, found.unread))
 
@@ -52,7 +55,7 @@ def read_xgboost(facts: Facts, place: ModelPlace, path: str) -> None:
     if re.match(rb"\{(?:L\x00{7}|[iU])\x07learner\{", head):
         facts["format"] = "xgboost"
         length = min(UBJSON_TAIL, source.size)
-        add_writer(facts, "xgboost", ubjson_version(source.at(source.size - length, length)))
+        _add_xgboost(facts, path, ubjson_version(source.at(source.size - length, length)))
         return
     start = 4 if head.startswith(b"binf") else 0
     if re.search(rb"gbtree|gblinear|dart", head):
@@ -63,6 +66,12 @@ def read_xgboost(facts: Facts, place: ModelPlace, path: str) -> None:
             facts["details"]["encoding"] = "binary"
 
 
+def _add_xgboost(facts: Facts, path: str, version: str | None) -> None:
+    add_writer(facts, "xgboost", version)
+    if not version:
+        raise Unread("%s does not say which XGBoost wrote it, or is cut short" % path)
+
+
 def read_json_model(facts: Facts, place: ModelPlace, path: str) -> None:
     """Read XGBoost's or CatBoost's JSON; any other JSON is no model."""
     source = place.open(path)
@@ -71,7 +80,7 @@ def read_json_model(facts: Facts, place: ModelPlace, path: str) -> None:
         facts["format"] = "xgboost"
         windows = source.windows(0, source.size, backwards=True)
         version = search(windows, _XGBOOST_JSON)
-        add_writer(facts, "xgboost", ".".join(re.findall(r"\d+", version or "")))
+        _add_xgboost(facts, path, ".".join(re.findall(r"\d+", version or "")))
     elif re.match(rb'\{\s*"(?:features_info|model_info|oblivious_trees|trees)"\s*:', head):
         version = search(source.windows(0, source.size), _CATBOOST)
         if version:
@@ -90,10 +99,13 @@ def read_catboost(facts: Facts, place: ModelPlace, path: str) -> None:
 
 def read_lightgbm(facts: Facts, place: ModelPlace, path: str) -> None:
     """Take a text that begins as LightGBM's models do; it has the version of the format only."""
-    found = re.match(rb"tree\r?\nversion=(v\d+)\r?\n", place.open(path).head(40))
+    source = place.open(path)
+    found = re.match(rb"tree\r?\nversion=(v\d+)\r?\n", source.head(40))
     if found:
         facts["format"] = "lightgbm"
         facts["details"]["version"] = short_text(found.group(1))
+        if search(source.windows(0, source.size), _LIGHTGBM_END) is None:
+            raise Unread("%s is cut short" % path)
 
 
 def read_settings(facts: Facts, place: ModelPlace, path: str) -> None:

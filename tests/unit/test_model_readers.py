@@ -24,6 +24,10 @@ ONNX = {"ir_version": "14", "opset": "17", "opset:ai.onnx.ml": "3"}
 KERAS_3 = [{"name": "keras", "version": "3.15.1"}]
 
 
+SKLEARN = [{"name": "scikit-learn", "version": "1.9.1"}]
+BOOSTED = [{"name": "xgboost", "version": "3.2.0"}]
+
+
 def tensorflow(version: str, commit: str) -> list[dict]:
     return [{"name": "tensorflow", "version": version, "git_version": commit}]
 
@@ -43,6 +47,16 @@ READ = {
     "legacy.pth": ("torch", [], {}),
     "model.onnx": ("onnx", [{"name": "tests", "version": "1.23.2"}], ONNX),
     "model.safetensors": ("safetensors", [], {}),
+    "classifier.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn"}),
+    "columns.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", "numpy": "2"}),
+    "classifier.pkl": ("pickle", SKLEARN, {"protocol": "4", "modules": "numpy,sklearn", "numpy": "2"}),
+    "old.pickle": ("pickle", SKLEARN, {"protocol": "0", "modules": "_codecs,numpy,sklearn", "numpy": "2"}),
+    "classifier.skops": ("skops", [*SKLEARN, {"name": "skops", "version": "0.16.0"}], {}),
+    "boosted.ubj": ("xgboost", BOOSTED, {}),
+    "boosted.json": ("xgboost", BOOSTED, {}),
+    "boosted.pkl": ("pickle", BOOSTED, {"protocol": "4", "modules": "xgboost"}),
+    "lightgbm.txt": ("lightgbm", [], {"version": "v4"}),
+    "catboost.cbm": ("catboost", [{"name": "catboost", "version": "1.2.10"}], {}),
 }
 
 
@@ -61,7 +75,8 @@ def upload(gcs: FakeGcs, folder, prefix: str) -> None:
 
 
 def said(facts: dict) -> tuple:
-    return facts.get("format"), facts["written_by"], facts["details"]
+    details = {name: value for name, value in facts["details"].items() if name != "classes"}
+    return facts.get("format"), facts["written_by"], details
 
 
 def test_every_artifact_is_expected():
@@ -227,3 +242,62 @@ def test_no_secret_of_an_artifact_is_kept():
     model = (MODELS / "model.onnx").read_bytes().replace(b"\x12\x05tests", b"\x12\x28" + secret.encode())
     assert secret not in json.dumps(read_memory("model.onnx", model))
     assert secret not in json.dumps(read_memory(f"{secret}.onnx", b""))
+
+
+def test_the_classes_of_a_pickle_are_named_and_modules_of_python_are_not():
+    facts = model_facts(str(MODELS / "columns.joblib"))
+    assert "sklearn.compose._column_transformer.ColumnTransformer" in facts["details"]["classes"]
+    assert "builtins" not in facts["details"]["classes"]
+
+
+def test_each_artifact_of_a_folder_is_named_and_weights_of_one_model_count_once(tmp_path):
+    for name in ("boosted.ubj", "classifier.joblib"):
+        shutil.copyfile(MODELS / name, tmp_path / name)
+    for number in range(3):
+        shutil.copyfile(MODELS / "model.safetensors", tmp_path / f"model-{number}-of-3.safetensors")
+    facts = model_facts(str(tmp_path))
+    assert facts["format"] == "safetensors"
+    assert [(it["path"], it["format"]) for it in facts["artifacts"]] == [
+        ("model-0-of-3.safetensors", "safetensors"),
+        ("classifier.joblib", "joblib"),
+        ("boosted.ubj", "xgboost"),
+    ]
+
+
+def test_what_lies_in_a_saved_model_is_part_of_it_but_for_pickles_beside_it(tmp_path):
+    shutil.copytree(MODELS / "saved_model", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "assets").mkdir()
+    shutil.copyfile(MODELS / "lightgbm.txt", tmp_path / "assets/vocabulary.txt")
+    assert "artifacts" not in model_facts(str(tmp_path))
+    shutil.copyfile(MODELS / "classifier.joblib", tmp_path / "scaler.joblib")
+    facts = model_facts(str(tmp_path))
+    assert facts["format"] == "saved_model"
+    assert [it["path"] for it in facts["artifacts"]] == ["saved_model.pb", "scaler.joblib"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("config.json", {"transformers_version": "4.44.2", "architectures": ["BertModel"]}, ("transformers", "4.44.2")),
+        ("meta.json", {"lang": "en", "spacy_version": ">=3.7.2,<3.8.0"}, ("spacy", "3.7.2")),
+        (
+            "config_sentence_transformers.json",
+            {"__version__": {"sentence_transformers": "2.2.2"}},
+            ("sentence_transformers", "2.2.2"),
+        ),
+        ("config.json", {"width": 3}, (None, None)),
+        ("metrics.json", {"learner": 1}, ("xgboost", None)),
+        ("metrics.json", {"accuracy": 1}, (None, None)),
+    ],
+)
+def test_a_description_says_which_library_it_is_of(name, value, expected):
+    facts = read_memory(name, json.dumps(value).encode())
+    found = facts["written_by"][0]["version"] if facts["written_by"] else None
+    assert (facts.get("format"), found) == expected
+    assert ("unread" in facts) is (expected == ("xgboost", None))
+
+
+@pytest.mark.parametrize("name", ["classifier.joblib", "columns.joblib", "classifier.pkl", "old.pickle", "boosted.pkl"])
+def test_a_pickle_that_is_cut_short_says_so(name):
+    data = (MODELS / name).read_bytes()
+    assert "cut short" in read_memory(name, data[: len(data) * 2 // 3])["unread"]

@@ -1,6 +1,5 @@
 """Model files of scikit-learn, XGBoost, LightGBM and CatBoost, and pickles, against what is to load them."""
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -136,5 +135,5 @@ def _too_old(environment: Side, details: dict[str, str]) -> Iterator[tuple[str, 
         todo = f"load it with Python {version} or later, or save it again with protocol {min(4, 2 + python[0] // 3)}"
         yield f"pickle protocol {details['protocol']}", f"Python {environment.python}", todo
     numpy = _version(environment, ("numpy",))
-    if re.search(r"(?:^|,)numpy\._core\.", details.get("classes", "")) and numpy and numbers(numpy)[:2] < _NUMPY_CORE:
+    if details.get("numpy") == "2" and numpy and numbers(numpy)[:2] < _NUMPY_CORE:
         yield "numpy._core, which NumPy 2 wrote", f"NumPy {numpy}", "install NumPy 2, as the run had, or 1.26"
