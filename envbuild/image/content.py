@@ -161,7 +161,7 @@ def _entries(content: Measured) -> list[_Entry]:
 def _write(entries: Sequence[_Entry], sink: BinaryIO, _pool: Executor) -> LayerResult:
     """Write the layer as one gzip member of stored blocks, in bounded memory."""
     with HashedStream(sink) as blob, HashedStream() as plain:
-        blob.write(gzip.start())
+        blob.write(gzip.HEADER)
         checksum = 0
         for is_header, data in tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries):
             checksum = crc32(data, checksum)
