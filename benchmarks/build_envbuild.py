@@ -23,6 +23,7 @@ from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_tagged, pull
 from envbuild.registry.push import Upload, publish, push
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import SILENT
 from envbuild.retry import tune_interpreter
 
 
@@ -40,7 +41,7 @@ def main() -> None:
             machine=lock.target.machine,
             cache=Path(cache),
             pull=lambda reference, machine: pull(reference, machine=machine),
-            report=lambda _text: None,
+            report=SILENT,
         )
         compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")

@@ -11,10 +11,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envbuild.cache import read_entry, remove, write_entry
@@ -59,7 +59,7 @@ def _read_cached(folder: Path) -> Interpreter | None:
     """Return the cached interpreter if its files are unchanged and there are no others, as it is about to run."""
 
     def decode(facts: Any) -> Interpreter:
-        if {path: _sha256(folder / path) for path in _files(folder)} != facts["files"]:
+        if _digests(folder) != facts["files"]:
             raise ValueError("its files have changed")
         texts = (facts["program"], *facts["build"].values(), *facts["lacking"])
         if not all(isinstance(it, str) for it in texts) or f"python/bin/{texts[0]}" not in facts["files"]:
@@ -74,14 +74,11 @@ def _read_cached(folder: Path) -> Interpreter | None:
     return read_entry(folder, _FACTS, decode)
 
 
-def _files(folder: Path) -> list[str]:
-    """List all files and links in an interpreter's folder, except its facts."""
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(name for path in paths if (name := str(path.relative_to(folder))) != _FACTS)
-
-
-def _sha256(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of all files and links in an interpreter's folder, except its facts."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = {str(path.relative_to(folder)): path for path in paths}
+    return {name: sha256(path.read_bytes()).hexdigest() for name, path in names.items() if name != _FACTS}
 
 
 def _copy(base: Base, folder: Path) -> Interpreter | Unavailable:
@@ -125,7 +122,7 @@ def _copy_files(base: Base, folder: Path) -> Unavailable | None:
         "build": build.to_dict(),
         "program": program,
         "lacking": _lacking(tree, base, build, sources),
-        "files": {path: _sha256(folder / path) for path in _files(folder)},
+        "files": _digests(folder),
     }
     write_entry(folder, _FACTS, facts)
     return None
@@ -219,7 +216,7 @@ def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[st
             continue
         bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
         usable = _is_usable(sources.heads.get(bytecode, b""), build, sources.states[path])
-        if not usable and all(_is_plain(tree, parent) for parent in _parents(bytecode)):
+        if not usable and all(_is_plain(tree, str(parent)) for parent in PurePosixPath(bytecode).parents):
             found.append(path.removeprefix(home))
     return found
 
@@ -228,14 +225,8 @@ def _is_usable(head: bytes, build: Build, state: tuple[int, int]) -> bool:
     """Whether imports use bytecode for a source (PEP 552); bytecode with a hash is assumed to match."""
     if head[:4] != bytes.fromhex(build.magic) or len(head) < _HEAD:
         return False
-    by_hash = head[4] & 1
-    stamp = (state[0] & 0xFFFFFFFF).to_bytes(4, "little") + (state[1] & 0xFFFFFFFF).to_bytes(4, "little")
-    return bool(by_hash) or head[8:16] == stamp
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
+    stamp = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in state)
+    return bool(head[4] & 1) or head[8:16] == stamp
 
 
 def _is_plain(tree: Tree, folder: str) -> bool:

@@ -111,7 +111,7 @@ def _system(order: Order, plan: Plan, base: Base, report: Reporter) -> System:
     """Lock the system packages that the run had loaded and the base lacks."""
     if not order.system_packages:
         return System()
-    found = lock_system(plan.manifest, base, order.cache, report.step, offline=order.offline)
+    found = lock_system(plan.manifest, base, order.cache, report, offline=order.offline)
     for line in found.warnings:
         report.warn(line)
     for line in found.notes:
@@ -201,7 +201,7 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
         machine=plan.stack.machine,
         cache=order.cache,
         pull=lambda reference, machine: pull(reference, machine=machine),
-        report=report.note,
+        report=report,
         wanted_python=plan.stack.python,
     )
     for remark in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):

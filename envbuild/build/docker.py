@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from envbuild.base.build import engine_login
-from envbuild.base.process import running
 from envbuild.build.builder import Builder
 from envbuild.build.context import Context, staged_context, why_wheelhouse
 from envbuild.build.order import PLATFORMS, Order, Part
@@ -172,7 +171,7 @@ class Docker(ContextBuilder):
         # The context and the secrets are not needed any longer than the build.
         with self.prepared(settings, base) as (request, wheelhouse):
             self.report.step(f"building by BuildKit, with the client {client.path}")
-            image = enter(built(engine, request, self.report, buildkit=client, running=running))
+            image = enter(built(engine, request, self.report, buildkit=client))
         run = self.confirmed({})
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
         imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
@@ -216,7 +215,7 @@ class Buildx(ContextBuilder):
         with self.prepared(settings, "") as (request, wheelhouse), TemporaryDirectory(prefix="envbuild-") as folder:
             self.report.step(f"building by {client.path}'s builder {builder}, and pushing")
             metadata = Path(folder, "metadata.json")
-            build_remotely(client, request, name, builder, Transcript(request, self.report), running, metadata)
+            build_remotely(client, request, name, builder, Transcript(request, self.report), metadata)
             try:
                 digest = Digest.parse(json.loads(metadata.read_bytes())["containerimage.digest"])
             except (OSError, ValueError, KeyError, TypeError) as error:

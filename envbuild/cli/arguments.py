@@ -188,7 +188,7 @@ def base_of(text: str, machine: str, progress: Progress, python: str | None = No
         machine=machine,
         cache=cache_folder(),
         pull=lambda reference, machine: pull(reference, machine=machine),
-        report=progress.note,
+        report=progress,
         wanted_python=python,
     )
 

@@ -32,6 +32,7 @@ from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from envbuild.retry import Retry
 from tests.e2e import services
 from tests.fakes.images import docker_manifest_of
@@ -92,7 +93,7 @@ def counting(registry: str) -> Iterator[Counting]:
 
 @pytest.fixture(scope="module")
 def bookworm(cache) -> Base:
-    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
 
 
 def no_pull(reference: Reference, machine: str) -> Image:
@@ -130,7 +131,7 @@ def base_at(name: str, cache: Path, **more) -> Base:
         machine="x86_64",
         cache=cache,
         pull=lambda reference, machine: pull(reference, machine=machine, retry=FAST),
-        report=print,
+        report=SILENT,
         **more,
     )
 

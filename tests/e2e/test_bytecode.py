@@ -26,6 +26,7 @@ from envbuild.oci.reference import Reference
 from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.fakes.trees import layer_of_tree
 
 pytestmark = pytest.mark.real
@@ -94,7 +95,7 @@ def bytecode_digests(image: Image) -> tuple[Digest, ...]:
 
 @pytest.fixture(scope="module")
 def parts_of_image(cache) -> tuple[Recipe, Base, dict[Digest, Path]]:
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(REQUIREMENTS, base.target)
     wheels: dict[LockedWheel, Path] = dict(fetch(lock.wheels, cache / "envbuild"))
     recipe = Recipe(

@@ -27,6 +27,7 @@ from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
+from envbuild.report import SILENT
 from envbuild.serve.contents import application, embedded
 from envbuild.serve.model import Origin
 from envbuild.stamp.record import StampEntry
@@ -114,7 +115,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     folder, kept = tmp_path_factory.mktemp("serving"), cache / "envbuild"
     warned: list[str] = []
     report = Calling(step=print, note=print, warn=warned.append)
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=kept, pull=_never, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=kept, pull=_never, report=SILENT)
     parent = parent_on(bare(base), kept, folder / "layers")
     above = UvResolver().resolve(("wrapt==1.17.2",), base.target)
     origin, app = origin_in(folder / "model", parent), application(app_in(folder / "app"))

@@ -19,7 +19,7 @@ from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.push import push
-from envbuild.report import SilentReporter
+from envbuild.report import SILENT, SilentReporter
 from tests.e2e.services import command_output
 from tests.environ import cleaned
 from tests.fakes.cloudbuild import FakeCloudBuild
@@ -179,7 +179,7 @@ def base(cache, registry) -> str:
     def never(*_):
         raise AssertionError("a bootstrapped base needs no registry")
 
-    resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=never, report=print)
+    resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=never, report=SILENT)
     [*_, found] = (cache / "envbuild/bases").glob("debian-bookworm-x86_64-*/index.json")
     target = Reference(registry.host, "cloud/base", "bookworm")
     return str(push(read_layout(found.parent, machine="x86_64"), target).reference)

@@ -68,7 +68,7 @@ def base(cache, engine) -> Base:
     def pull(*_: Any) -> Any:
         raise AssertionError("a bootstrapped base needs no registry")
 
-    found = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=pull, report=print)
+    found = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=pull, report=SILENT)
     load_into(engine.client, found.image, [Reference.parse(BASE)], SILENT)
     return found
 

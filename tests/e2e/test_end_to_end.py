@@ -11,6 +11,7 @@ from envbuild.capture import script
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.parts import index_access
 from tests.fakes.gcs import FakeGcs
 
@@ -122,7 +123,7 @@ def no_registry(*_):
 
 def bases(cache: Path, suite: str) -> list[Path]:
     """The bootstrapped base, as an OCI layout."""
-    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     found = (cache / "envbuild/bases").glob(f"debian-{suite}-x86_64-*/index.json")
     return [path.parent for path in found]
 

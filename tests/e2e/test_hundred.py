@@ -18,6 +18,7 @@ from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -107,7 +108,7 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]
 
 
 def test_what_pip_makes_importable_is_importable(folder, registry, engine, cache):
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(tuple(LIST.read_text().split()), base.target)
     wheels = dict(fetch(lock.wheels, cache / "hundred"))
     files = WheelFiles({wheel.sha256: path for wheel, path in wheels.items()})

@@ -27,6 +27,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from envbuild.verify.cuda.files import PlannedImage, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
 from envbuild.verify.cuda.loader import CUDA, LoaderProof, prove_loading
@@ -87,7 +88,7 @@ def no_pull(*_: object):
 
 @pytest.fixture(scope="module")
 def base(cache) -> Base:
-    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from envbuild.oci.image import Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import PushResult, push
+from envbuild.report import SILENT
 
 pytestmark = pytest.mark.real
 
@@ -43,7 +44,7 @@ class Built:
 def built(cache, registry, tmp_path_factory) -> Built:
     """An image with bytecode, in the registry."""
     folder, ours = tmp_path_factory.mktemp("built"), cache / "envbuild"
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=ours, pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=ours, pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(REQUIREMENTS, base.target)
     recipe = Recipe(
         base_name=base.name, base_digest=base.digest, python_path=base.python_path, target=base.target,
