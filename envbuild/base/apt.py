@@ -171,12 +171,9 @@ def find_suite(base: BaseSystem, machine: str, folder: Path) -> Suite:
         lines = [f"deb {mirror.archive} {suite} main universe" for suite in suites]
     keys = dict.fromkeys(it for it in (*KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists())
     signed = f"deb [signed-by={','.join(keys)}] " if keys else "deb "
-    return Suite(
-        distribution=distribution,
-        codename=codename,
-        architecture=ARCHITECTURES[machine],
-        lines=tuple(signed + line.removeprefix("deb ") for line in lines),
-    )
+    signed_lines = tuple(signed + line.removeprefix("deb ") for line in lines)
+    architecture = ARCHITECTURES[machine]
+    return Suite(distribution=distribution, codename=codename, architecture=architecture, lines=signed_lines)
 
 
 def _ubuntu_mirror(folder: Path) -> Mirror:
@@ -259,12 +256,8 @@ class Apt:
         return any((self.folder / "var/lib/apt/lists").glob("*Packages*"))
 
     def _run(self, *command: str) -> tuple[int, str]:
-        fixed = {
-            "LC_ALL": "C.UTF-8",
-            "HOME": "/root",
-            "APT_CONFIG": str(self.settings),
-            "PATH": os.environ.get("PATH", os.defpath),
-        }
+        fixed = {"LC_ALL": "C.UTF-8", "HOME": "/root", "APT_CONFIG": str(self.settings)}
+        fixed["PATH"] = os.environ.get("PATH", os.defpath)
         with running(command, network_variables() | fixed, stdout=PIPE, stderr=STDOUT) as process:
             output, _ = process.communicate()
             return process.returncode, output.decode(errors="replace")

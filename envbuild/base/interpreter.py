@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -112,8 +111,7 @@ def _copy_files(base: Base, folder: Path) -> Unavailable | None:
     places = _places(tree, base)
     if not {"ld.so", f"python/bin/{program}"} <= {place for several in places.values() for place in several}:
         return Unavailable(why="the base has no loader where programs look for it")
-    sources = _Sources({}, {})
-    _write_files(tree, base, places, folder, sources)
+    states, heads = _write_files(tree, base, places, folder)
     command = _command(folder, program)
     build = ask_build(command, folder / "python")
     if isinstance(build, Unavailable):
@@ -121,7 +119,7 @@ def _copy_files(base: Base, folder: Path) -> Unavailable | None:
     facts = {
         "build": build.to_dict(),
         "program": program,
-        "lacking": _lacking(tree, base, build, sources),
+        "lacking": _lacking(tree, base, build, states, heads),
         "files": _digests(folder),
     }
     write_entry(folder, _FACTS, facts)
@@ -174,48 +172,43 @@ def _libraries(tree: Tree, base: Base) -> dict[str, str]:
     return found
 
 
-@dataclass(slots=True)
-class _Sources:
-    """Facts of copied sources, which decide whether imports would use the base's bytecode."""
-
-    states: dict[str, tuple[int, int]]
-    """Time of change and size of sources, by path."""
-    heads: dict[str, bytes]
-    """The first bytes of bytecode files."""
-    size: int = 0
-    """Bytes that were copied."""
+_States = dict[str, tuple[int, int]]
+"""Time of change and size of files, by path."""
 
 
-def _write_files(tree: Tree, base: Base, places: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
-    """Write the files, and keep the first bytes of the standard library's bytecode."""
-    library = _library(base)
+def _write_files(
+    tree: Tree, base: Base, places: Mapping[str, list[str]], folder: Path
+) -> tuple[_States, dict[str, bytes]]:
+    """Write the files; return their states, and the first bytes of the standard library's bytecode by path."""
+    states, heads, size, library = _States(), dict[str, bytes](), 0, _library(base)
     bytecode = {path for path in tree if path.endswith(".pyc") and library.match(path)}
     for path, member, content in contents(base.image, tree, bytecode | places.keys(), base.name):
         if path in bytecode:
-            sources.heads[path] = content.read(_HEAD)
+            heads[path] = content.read(_HEAD)
             continue
-        sources.size += member.size * len(places[path])
-        if member.size > _LARGEST or sources.size > _MOST:
-            raise ValueError(f"{path} has {member.size} bytes, of {sources.size} in all")
+        size += member.size * len(places[path])
+        if member.size > _LARGEST or size > _MOST:
+            raise ValueError(f"{path} has {member.size} bytes, of {size} in all")
         data = content.read()
-        sources.states[path] = (int(member.mtime), member.size)
+        states[path] = (int(member.mtime), member.size)
         for place in places[path]:
             target = folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
             target.chmod(0o644 if target.suffix == ".py" else 0o755)
+    return states, heads
 
 
-def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[str]:
+def _lacking(tree: Tree, base: Base, build: Build, states: _States, heads: Mapping[str, bytes]) -> list[str]:
     """List sources of the standard library without usable bytecode, in folders that a layer can fill."""
     home, library = _home(base), _library(base)
     found = []
-    for path in sorted(sources.states):
+    for path in sorted(states):
         folder, _, name = path.rpartition("/")
         if not library.match(path) or not name.endswith(".py") or _TESTS & set(folder.split("/")):
             continue
         bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
-        usable = _is_usable(sources.heads.get(bytecode, b""), build, sources.states[path])
+        usable = _is_usable(heads.get(bytecode, b""), build, states[path])
         if not usable and all(_is_plain(tree, str(parent)) for parent in PurePosixPath(bytecode).parents):
             found.append(path.removeprefix(home))
     return found
@@ -244,7 +237,7 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
     def find() -> Interpreter:
         found = find_interpreter(base, cache)
         if isinstance(found, Unavailable):
-            raise _no_bytecode(found, base.name, todo)
+            raise BuildError(f"cannot compile bytecode: {found.why}", where=base.name, todo=todo)
         return found
 
     check_compiles(base.target.machine, base.name, todo)
@@ -254,8 +247,4 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
 def check_compiles(machine: str, where: str, todo: str) -> None:
     """Check, before anything is read, that the interpreter of a base for `machine` can run here; else BuildError."""
     if reason := runs_here(machine):
-        raise _no_bytecode(reason, where, todo)
-
-
-def _no_bytecode(reason: Unavailable, where: str, todo: str) -> BuildError:
-    return BuildError(f"cannot compile bytecode: {reason.why}", where=where, todo=todo)
+        raise BuildError(f"cannot compile bytecode: {reason.why}", where=where, todo=todo)

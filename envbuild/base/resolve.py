@@ -93,7 +93,11 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
 
     BaseError if it has no Python, no glibc, another machine, or an /opt that the environment would change.
     """
-    config = _config(image, name)
+    try:
+        config = json.loads(image.config)
+        config = {"architecture": config["architecture"], "os": config["os"], **(config.get("config") or {})}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BaseError("the base's config is malformed", where=name, todo="give another --base") from error
     platform, expected = f"{config['os']}/{config['architecture']}", f"linux/{ARCHITECTURES.get(machine, machine)}"
     if platform != expected:
         raise _unfit(name, f"it is for {platform}, the environment for {expected}")
@@ -107,14 +111,6 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
 def _unfit(name: str, why: str) -> BaseError:
     todo = "use --base debian:SUITE, an official python image, or a base built from Dockerfile.base"
     return BaseError(f"the base does not fit the environment: {why}", where=name, todo=todo)
-
-
-def _config(image: Image, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads(image.config)
-        return {"architecture": config["architecture"], "os": config["os"], **(config.get("config") or {})}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BaseError("the base's config is malformed", where=name, todo="give another --base") from error
 
 
 def _inspect(image: Image, config: Mapping[str, Any], name: str) -> Facts:

@@ -268,7 +268,9 @@ def _header_size(bits: int) -> int:
         times = least + (bits >> at & (1 << more) - 1)
         found += [symbol if symbol < 16 else found[-1] if symbol == 16 and found else 0] * times
         at += more
-    return at if len(found) == literals + distances and _complete(found[:literals]) else 0
+    # Codes are complete if they fill the space; a symbol of length 0 has no code.
+    space = sum(1 << 15 - length for length in found[:literals] if length)
+    return at if len(found) == literals + distances and space == 1 << 15 else 0
 
 
 def _code_lengths(bits: int) -> bytes:
@@ -281,11 +283,6 @@ def _code_lengths(bits: int) -> bytes:
         return b""
     lengths = b"%o" % (few >> 17 & (1 << 3 * ((few >> 13 & 15) + 4)) - 1)
     return lengths if sum(lengths.translate(_SHARES)) == 128 else b""
-
-
-def _complete(lengths: Sequence[int]) -> bool:
-    """Whether codes of these lengths are complete; a symbol of length 0 has no code."""
-    return sum(1 << 15 - length for length in lengths if length) == 1 << 15
 
 
 def _codes(lengths: Mapping[int, int]) -> list[tuple[int, int]]:

@@ -112,7 +112,12 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> 
         if json.loads(_small(folder / "oci-layout"))["imageLayoutVersion"] != "1.0.0":
             raise ValueError("it has a version other than 1.0.0")
         index = parse_manifest(_small(folder / "index.json"), INDEX)
-        value, data = _manifest(folder, _entries(index, reference), ARCHITECTURES.get(machine, machine))
+        if reference is not None:
+            named = [it for it in index["manifests"] if (it.get("annotations") or {}).get(REF_NAME) == reference]
+            if not named:
+                raise ValueError(f"it has no image named {reference!r}")
+            index = {"manifests": named}
+        value, data = _manifest(folder, index, ARCHITECTURES.get(machine, machine))
         return _image(folder, value, data)
     except OSError as error:
         raise _broken(folder, f"{error.filename}: {error.strerror}") from error
@@ -140,15 +145,6 @@ def _small(path: Path) -> bytes:
     if len(data) > _LIMIT:
         raise ValueError(f"{path.name} has more than {_LIMIT >> 20} MiB")
     return data
-
-
-def _entries(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
-    if reference is None:
-        return index
-    named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(REF_NAME) == reference]
-    if not named:
-        raise ValueError(f"it has no image named {reference!r}")
-    return {"manifests": named}
 
 
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
@@ -180,10 +176,9 @@ def _manifests(
         value = parse_manifest(data, described.media_type)
         if "manifests" in value:
             yield from _manifests(folder, value, architecture, depth - 1)
-        elif (
-            platform
-            or str(json.loads(_read(folder, Descriptor.from_dict(value["config"])))["architecture"]) == architecture
-        ):
+            continue
+        config = {} if platform else json.loads(_read(folder, Descriptor.from_dict(value["config"])))
+        if platform or str(config["architecture"]) == architecture:
             yield value, data
 
 
@@ -195,21 +190,18 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
     if len(diff_ids) != len(descriptors):
         raise ValueError(f"it has {len(descriptors)} layers, and its config names {len(diff_ids)}")
     lines = history_lines(config, len(descriptors))
-    layers = tuple(_layer(folder, *row) for row in zip(descriptors, diff_ids, lines, strict=True))
+    layers = []
+    for descriptor, diff_id, line in zip(descriptors, diff_ids, lines, strict=True):
+        path = blob_path(folder, descriptor.digest)
+        if path.stat().st_size != descriptor.size:
+            raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
+        found = replace(descriptor, media_type=OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type))
+        layers.append(Layer(found, diff_id, partial(_open, path, found), created_by=line, reused=True))
     if value.get("mediaType") == DOCKER_MANIFEST:
         # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get an OCI
         # manifest, and the image a new digest.
         data = manifest_bytes(raw, layers, value.get("annotations") or {})
-    return Image(data, raw, layers)
-
-
-def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest, line: str) -> Layer:
-    path = blob_path(folder, descriptor.digest)
-    if path.stat().st_size != descriptor.size:
-        raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
-    media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
-    found = Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
-    return Layer(found, diff_id, partial(_open, path, found), created_by=line, reused=True)
+    return Image(data, raw, tuple(layers))
 
 
 def _open(path: Path, descriptor: Descriptor) -> BinaryIO:
