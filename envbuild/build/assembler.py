@@ -7,8 +7,9 @@ from dataclasses import replace
 from envbuild.build.builder import Builder, report_content
 from envbuild.build.order import Part
 from envbuild.errors import RegistryError, VerifyError, counted
-from envbuild.image.assembler import assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.writer import LayerResult
 from envbuild.lock.download import Arrivals
 from envbuild.lock.model import LockedWheel
@@ -60,8 +61,7 @@ class Assembler(Builder):
     def assemble(self, settings: IndexSettings) -> Part:
         """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.order.cache, self.shared, self.report.note)
-        keys = cache_keys(self.recipe)
-        cache.look_up(keys.layers, keys.notes)
+        look_up_layers(self.recipe, cache)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
@@ -76,21 +76,11 @@ class Assembler(Builder):
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where the registry would be known to have it.
             follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
+            options = AssemblyOptions(reporter=self.report, wheels_to_verify=checked, on_layer=offer, on_start=follow)
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(
-                self.recipe,
-                self.base,
-                arrivals,
-                cache,
-                self.report.progress,
-                offer,
-                self.compiling,
-                checked,
-                self.system.layer,
-                follow,
-            )
+            assembled = assemble(self.recipe, self.base, arrivals, cache, options, self.compiling, self.system.layer)
             self.prove_loading(cache, arrivals)
             report_content(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.verified_members)

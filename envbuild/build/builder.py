@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.base.system import System
 from envbuild.build.order import Order, Part, Plan
-from envbuild.image.assembler import Assembled, Compiling
+from envbuild.image.assembler import Assembled
+from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.formats import pylock_text
@@ -25,8 +26,6 @@ from envbuild.report import Reporter
 
 if TYPE_CHECKING:
     from envbuild.verify.imports import Imports, Place
-
-COMPILING = "compiling {} modules with the base's own Python"
 
 
 def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:

@@ -7,25 +7,24 @@ import io
 import json
 import posixpath
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from envbuild.check import LIST, PROGRAM
 from envbuild.errors import BuildError
 from envbuild.image.assembler import (
     Assembled,
-    Compiling,
-    Report,
     find_overlap_note,
     kept_prints,
-    overlap_layer,
     overlap_slots,
+    overlaps_spec,
     shared_paths,
-    weight_progress,
-    wheel_layer,
+    wheels_spec,
 )
-from envbuild.image.child_bytecode import ChildBytecode
+from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
+from envbuild.image.bytecode.layers import MOST_LAYERS, Bytecode, BytecodeLayer
 from envbuild.image.config import (
     BASE_DIGEST,
     BASE_NAME,
@@ -36,16 +35,16 @@ from envbuild.image.config import (
     inner_config,
     whole_config,
 )
-from envbuild.image.content import Content, measured
+from envbuild.image.content import Content, ContentFile, Measured, measured
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import LayerOrder, Made, Maker, OpenWheels, Wheels
-from envbuild.image.layers.plan import LayerPlan, check_depth, plan_layers
+from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
+from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, plan_layers
 from envbuild.image.layers.writer import LayerFile
-from envbuild.image.rebase import ENVIRONMENT_LINE, named_base
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, STDLIB_WORDS, named_base
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
-from envbuild.recipe import PREFIX, Base, Recipe
+from envbuild.recipe import LAYER_FORMAT, PREFIX, Base, Recipe
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint
 
 _SMALL = 1 << 20
@@ -125,14 +124,102 @@ class _Clash:
         return f"{self.path} of {self.wheel.name} {self.wheel.version} is in {self.owner} too"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildBytecode:
+    """What gets bytecode, and the interpreter that compiles it.
+
+    The parent's packages get the same layers as in a build of the parent with bytecode: their keys are equal.
+    """
+
+    compiling: Compiling
+    below: Recipe
+    """The parent's environment, on its own base; without wheels if the child has an environment of its own."""
+    above: Recipe
+    """What is added, with the parent as its base."""
+    lines: Collection[str]
+    """The history lines of the parent's layers, without the mark of envbuild's layers."""
+    cache: LayerCache
+
+    @property
+    def most(self) -> int:
+        """The largest number of layers, without those of contents."""
+        return MOST_LAYERS + (0 if self._has_packages else MOST_LAYERS)
+
+    def wheels_to_read(self) -> Iterator[LockedWheel]:
+        """Yield the wheels whose sources are probably needed."""
+        for it in self._sets((), ()):
+            yield from it.wheels_to_read()
+
+    def package_specs(self, overlaps: Sequence[Overlap], opened: OpenWheels) -> tuple[list[LayerSpec], Tally]:
+        """Return the layers of bytecode that are not empty; compiles and raises as `Bytecode.specs`."""
+        below = self.below
+        before = () if self._has_packages else shared_paths(below, plan_layers(below), self.cache, opened)
+        results = [it.specs(opened) for it in self._sets(before, overlaps)]
+        return [spec for specs, _ in results for spec in specs], sum((tally for _, tally in results), Tally())
+
+    def package_slots(self, overlaps: Sequence[Overlap] | None) -> Iterator[Slot]:
+        """Yield the layers that `package_specs` makes or may make; `overlaps` is None if they are unknown."""
+        before = () if self._has_packages else find_overlap_note(self.below, self.cache)
+        known = before is not None and overlaps is not None
+        for it in self._sets(before or (), overlaps or ()):
+            yield from it.slots(known=known)
+
+    def of_contents(self, contents: Sequence[Measured]) -> Bytecode:
+        """Plan the bytecode of sources outside wheels; of a path that several contents have, the last one counts."""
+        last = {file.path: it for it in contents for file in it.files}
+        layers = [
+            BytecodeLayer(
+                label=f"{BYTECODE_LINE} of {it.line}",
+                key=parcel.key,
+                prefix=parcel.prefix,
+                parcels=(parcel,),
+                note="what is in the bytecode of content",
+            )
+            for it in contents
+            for parcel in _parcels([file for file in it.files if last[file.path] is it], self.compiling.identity)
+        ]
+        return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
+
+    def _sets(self, before: Sequence[Overlap], overlaps: Sequence[Overlap]) -> Iterator[Bytecode]:
+        """Split by layers: a recipe without an interpreter's path has no standard library."""
+        of = partial(Bytecode.of, compiling=self.compiling, cache=self.cache)
+        if not any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS in line for line in self.lines):
+            yield of(replace(self.below, wheels=()), ())
+        if not self._has_packages:
+            yield of(replace(self.below, python_path=""), before)
+        yield of(replace(self.above, python_path=""), overlaps)
+
+    @property
+    def _has_packages(self) -> bool:
+        return any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS not in line for line in self.lines)
+
+
+def _parcels(files: Sequence[ContentFile], identity: str) -> Iterator[Parcel]:
+    """Group the sources by the top folder of the root, as all files of a layer are below one folder."""
+    tops: dict[str, list[tuple[str, ContentFile]]] = {}
+    for file in files:
+        top, slash, path = file.path.partition("/")
+        # An import may look for the bytecode of such a path, and an archive of bytecode can hold it.
+        name, plain = path.rpartition("/")[2], path.isprintable() and "\\" not in path and ":" not in path
+        if slash and plain and name.endswith(".py") and name.removesuffix(".py").isidentifier():
+            tops.setdefault(f"/{top}", []).append((path, file))
+    for folder, sources in tops.items():
+        rows = [[path, file.digest.hex] for path, file in sources]
+        key = Digest.of(canonical_json(["bytecode of content", FORMAT, LAYER_FORMAT, identity, folder, rows]))
+        yield Parcel(key, folder, partial(_list_sources, sources))
+
+
+def _list_sources(files: Sequence[tuple[str, ContentFile]], _wheels: OpenWheels) -> list[Source]:
+    return [Source(path, file.read) for path, file in files]
+
+
 def assemble_child(
     parent: Parent,
     above: Lock,
     addition: Addition,
     wheels: Wheels,
     cache: LayerCache,
-    report: Report,
-    made: Made = lambda _layer: None,
+    options: AssemblyOptions = DEFAULTS,
     compiling: Compiling | None = None,
 ) -> Assembled:
     """Make the child with the wheels of a lock above the parent's; equal inputs give equal bytes.
@@ -144,26 +231,25 @@ def assemble_child(
     """
     recipe = _recipe(parent, above, addition)
     plans = plan_layers(recipe)
-    own = [_environment(recipe)] if addition.apart else []
+    own = [_environment_spec(recipe)] if addition.apart else []
     contents = [measured(it) for it in addition.contents]
-    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
+    bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
-    orders, last = [*map(wheel_layer, plans), *own], [it.order for it in contents]
-    cache.look_up([it.key for it in (*orders, *last)])
-    with Maker.working(recipe, cache, wheels) as maker:
+    specs, last = [*map(wheels_spec, plans), *own], [it.spec for it in contents]
+    cache.look_up([it.key for it in (*specs, *last)])
+    with Maker(recipe, cache, wheels, options) as maker:
         overlaps = shared_paths(recipe, plans, cache, maker.opened)
         remarks = _check_clashes(parent, addition, plans, cache, maker.opened)
-        shared = [overlap_layer(recipe, overlaps)] if overlaps else []
-        compiled, tally = bytecode.of_packages(overlaps, maker) if bytecode else ([], None)
-        on_top, more_tally = bytecode.of_contents(contents, cache) if bytecode else ([], None)
-        everything = [*orders, *shared, *compiled, *last, *on_top]
-        layers = maker.layers(everything, weight_progress([*orders, *last], report), made)
+        shared = [overlaps_spec(recipe, overlaps)] if overlaps else []
+        compiled, tally = bytecode.package_specs(overlaps, maker.opened) if bytecode else ([], None)
+        on_top, more_tally = bytecode.of_contents(contents).specs(maker.opened) if bytecode else ([], None)
+        layers = maker.layers([*specs, *shared, *compiled, *last, *on_top])
     return Assembled(
         image=_join(parent, addition, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        verified_members=maker.opened.proven(),
+        verified_members=maker.opened.verified_members(),
         bytecode=tally + more_tally if tally and more_tally else None,
         remarks=remarks,
     )
@@ -190,14 +276,14 @@ def find_child_difference(
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
     contents = [measured(it) for it in addition.contents]
-    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
-    orders = [*map(wheel_layer, plan_layers(recipe)), *([_environment(recipe)] if addition.apart else [])]
+    bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
+    specs = [*map(wheels_spec, plan_layers(recipe)), *([_environment_spec(recipe)] if addition.apart else [])]
     slots = [
-        *(Slot(label=it.label, key=it.key) for it in orders),
+        *(Slot(label=it.label, key=it.key) for it in specs),
         *overlap_slots(recipe, overlaps),
-        *(bytecode.package_slots(overlaps, cache) if bytecode else ()),
+        *(bytecode.package_slots(overlaps) if bytecode else ()),
         *(Slot(label=it.line, key=it.key) for it in contents),
-        *(bytecode.content_slots(contents, cache) if bytecode else ()),
+        *(bytecode.of_contents(contents).slots() if bytecode else ()),
     ]
     return find_problem(image, parent.image, slots, cache, lambda layers: _join(parent, addition, layers))
 
@@ -208,11 +294,13 @@ def wheels_of_child(
     """Return the wheels that `assemble_child` probably needs: those of layers that are not cached."""
     plans = plan_layers(_recipe(parent, above, addition))
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
-    sources = _bytecode(parent, above, addition, compiling).wheels_to_read(cache) if compiling else ()
+    sources = _bytecode(parent, above, addition, compiling, cache).wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *sources)))
 
 
-def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compiling) -> ChildBytecode:
+def _bytecode(
+    parent: Parent, above: Lock, addition: Addition, compiling: Compiling, cache: LayerCache
+) -> ChildBytecode:
     """Return the child's bytecode; for an environment of its own, without the parent's packages."""
     base_digest = named_base(parent.image)[1]
     below = replace(
@@ -225,6 +313,7 @@ def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compil
         below=replace(below, wheels=()) if addition.apart else below,
         above=_recipe(parent, above, addition),
         lines=[layer.created_by.removeprefix(OURS) for layer in parent.image.layers],
+        cache=cache,
     )
 
 
@@ -280,7 +369,7 @@ def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
     )
 
 
-def _environment(recipe: Recipe) -> LayerOrder:
+def _environment_spec(recipe: Recipe) -> LayerSpec:
     """Return the files of an environment that sees its own packages first, and then the parent's."""
     files, links = environment_files(recipe)
     site = Scheme(prefix=PREFIX, python_minor=recipe.target.python_minor).site_packages
@@ -289,7 +378,7 @@ def _environment(recipe: Recipe) -> LayerOrder:
     files.append(LayerFile(InstalledFile(f"{site}/envbuild-parent.pth", executable=False, source=line.encode()), None))
     value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python, PREFIX]
     key = Digest.of(canonical_json(["environment above", value]))
-    return LayerOrder(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
+    return LayerSpec(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
 
 
 def _check_clashes(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.errors import BuildError
-from envbuild.image.layers.maker import LayerOrder
+from envbuild.image.layers.maker import LayerSpec
 from envbuild.image.layers.writer import HashedStream, LayerResult
 from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import crc32
@@ -90,9 +90,9 @@ class Measured:
         return Digest.of(canonical_json(["content", LAYER_FORMAT, rows, self.links]))
 
     @property
-    def order(self) -> LayerOrder:
-        """The order for its layer; BuildError if a path is a file and a folder."""
-        return LayerOrder(
+    def spec(self) -> LayerSpec:
+        """The layer to make; BuildError if a path is a file and a folder."""
+        return LayerSpec(
             label=self.line,
             key=self.key,
             files=lambda _: (),

@@ -12,8 +12,7 @@ from envbuild.build.extend import compiling_for, extended
 from envbuild.build.order import Order, check_outputs, make_plans
 from envbuild.build.outputs import check_model_files, signer_for
 from envbuild.errors import RegistryError, UsageError, VerifyError
-from envbuild.image.assembler import Compiling
-from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, checked, find_child_difference
 from envbuild.image.content import Content, measured
 from envbuild.image.layers.cache import LayerCache

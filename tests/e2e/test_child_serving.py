@@ -18,7 +18,6 @@ from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Tally
 from envbuild.image.child import Addition, Parent, checked
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options
@@ -34,6 +33,7 @@ from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree
+from tests.layers import WheelFiles
 from tests.reporting import Calling
 from tests.unit.test_sides_model import manifest_bytes as manifest_of
 
@@ -79,7 +79,7 @@ def parent_on(base: Base, cache: Path, folder: Path) -> Parent:
         wheels=lock.wheels, variables=(), labels=(),
     )  # fmt: skip
     wheels = WheelFiles({wheel.sha256: path for wheel, path in fetch(lock.wheels, cache)})
-    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None).image, lock=lock)
+    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder)).image, lock=lock)
 
 
 def app_in(folder: Path) -> Path:

@@ -20,10 +20,10 @@ CHUNK = 16 * 65535
 
 
 def written(content: Content) -> tuple[LayerResult, bytes]:
-    order, sink = measured(content).order, BytesIO()
-    assert order.writer is not None
+    spec, sink = measured(content).spec, BytesIO()
+    assert spec.writer is not None
     with ThreadPoolExecutor(1) as pool:
-        return order.writer(sink, pool), sink.getvalue()
+        return spec.writer(sink, pool), sink.getvalue()
 
 
 def files_of(folder: Path, names: list[str], *, mode: int, when: int) -> dict[str, bytes | Path]:
@@ -89,10 +89,10 @@ def test_large_files_are_streamed(tmp_path):
         file.truncate(32 << 20)
     tracemalloc.start()
     try:
-        order = measured(Content("model", {"/model/large": large})).order
-        assert order.writer is not None
+        spec = measured(Content("model", {"/model/large": large})).spec
+        assert spec.writer is not None
         with Path(os.devnull).open("wb") as sink, ThreadPoolExecutor(1) as pool:
-            assert order.writer(sink, pool).size > 32 << 20
+            assert spec.writer(sink, pool).size > 32 << 20
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
@@ -114,7 +114,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path, after):
     path.write_bytes(b"bytes")
     found = measured(Content("x", {"/app/file": path}))
     path.unlink() if after is None else path.write_bytes(after)
-    write = found.order.writer
+    write = found.spec.writer
     assert write is not None
     with ThreadPoolExecutor(1) as pool, pytest.raises(BuildError) as caught:
         write(BytesIO(), pool)

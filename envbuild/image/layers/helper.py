@@ -39,7 +39,7 @@ class LocalWheel:
     sha256: Digest
     size: int
     """From the lock."""
-    proving: bool = False
+    verify_record: bool = False
     """Whether its files are compared with RECORD when they are read."""
 
 
@@ -55,7 +55,7 @@ def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel
     """Open a wheel until the stack ends; WheelError if it cannot be installed."""
     check_locked(wheel.path, wheel.filename, wheel.size)
     archive = stack.enter_context(WheelArchive(wheel.path, wheel.filename))
-    archive.proving = wheel.proving
+    archive.verify_record = wheel.verify_record
     return OpenWheel(archive, installed_files(archive, scheme))
 
 

@@ -327,7 +327,7 @@ def _frame(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
 def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], recorded: str) -> Iterator[_Piece]:
     """Refuse content that does not match the directory; note content that matches RECORD, which no installer checks."""
     checksum = size = 0
-    hasher = hashlib.sha256() if archive.proving else None
+    hasher = hashlib.sha256() if archive.verify_record else None
     for blob, piece in pieces:
         size += len(piece)
         if size > member.size:
