@@ -52,9 +52,14 @@ class Assembled:
 
 def look_up_layers(recipe: Recipe, cache: LayerCache) -> None:
     """Look up at once what is known of the layers before a wheel is read."""
-    system = (packages_key(recipe),) if recipe.packages else ()
-    layers = (*system, *(plan.key for plan in plan_layers(recipe)), _environment_spec(recipe).key)
-    cache.look_up((*layers, _checkup_spec(recipe).key), (_wheels_key(recipe), *map(_remarks_key, system)))
+    remarks = [_remarks_key(packages_key(recipe))] if recipe.packages else []
+    cache.look_up([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
+
+
+def _plan_specs(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> list[LayerSpec]:
+    """Return the layers that the recipe alone decides, lowest first."""
+    packages = [_packages_spec(recipe, system, cache)] if recipe.packages else []
+    return [*packages, *map(wheels_spec, plan_layers(recipe)), _environment_spec(recipe), _checkup_spec(recipe)]
 
 
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
@@ -65,7 +70,7 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     plans, overlaps = plan_layers(recipe), find_overlap_note(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     if overlaps is None:
-        known = kept_prints(plans, cache)
+        known = find_fingerprints(plans, cache)
         unknown = [wheel for wheel in recipe.wheels if wheel not in known]
         return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
     winners = [it.winner for it in overlaps] if overlaps and not cache.knows(_overlap_key(recipe, overlaps)) else []
@@ -88,13 +93,12 @@ def assemble(
     the bytes of a layer are requested that only the registry has. `system` is required for a recipe with Debian
     packages.
     """
-    plans = plan_layers(recipe)
-    own = [_packages_spec(recipe, system, cache)] if recipe.packages and system else []
-    assert len(own) == bool(recipe.packages), "a recipe with packages is assembled with them"
-    check_depth(len(own) + len(plans) + 3 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
+    assert system or not recipe.packages, "a recipe with packages is assembled with them"
+    specs = _plan_specs(recipe, system, cache)
+    check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     with Maker(recipe, cache, wheels, options) as maker:
-        layers = maker.layers([*own, *map(wheels_spec, plans), _environment_spec(recipe), _checkup_spec(recipe)])
-        if overlaps := shared_paths(recipe, plans, cache, maker.opened):
+        layers = maker.layers(specs)
+        if overlaps := detect_overlaps(recipe, cache, maker.opened):
             layers += maker.layers([overlaps_spec(recipe, overlaps)])
         tally = None
         if compiling:
@@ -127,9 +131,7 @@ def find_difference(
     """
     overlaps = find_overlap_note(recipe, cache)
     slots = [
-        *([Slot(label=packages_line(recipe.packages), key=packages_key(recipe))] if recipe.packages else ()),
-        *(Slot(label=it.label, key=it.key) for it in plan_layers(recipe)),
-        *(Slot(label=it.label, key=it.key) for it in (_environment_spec(recipe), _checkup_spec(recipe))),
+        *(Slot(label=it.label, key=it.key) for it in _plan_specs(recipe, None, cache)),
         *overlap_slots(recipe, overlaps),
         *(Bytecode.of(recipe, overlaps or (), compiling, cache).slots(known=overlaps is not None) if compiling else ()),
     ]
@@ -143,16 +145,15 @@ def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Sl
     return [Slot(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps))] if overlaps else []
 
 
-def shared_paths(
-    recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
-) -> Sequence[Overlap]:
+def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
     """Return the overlaps noted for these wheels, else find them in the directories of wheels that may overlap."""
+    plans = plan_layers(recipe)
     kept = find_overlap_note(recipe, cache)
     if kept is not None and not (why := _find_false_overlap(recipe, kept, cache, opened)):
         return kept
     if kept is not None:
         cache.ignore(_wheels_key(recipe), why)
-    prints = kept_prints(plans, cache)
+    prints = find_fingerprints(plans, cache)
     for plan in plans:
         if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
@@ -178,7 +179,7 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
     return next(absent, "")
 
 
-def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
+def find_fingerprints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """Return the noted fingerprints of wheels; no wheel is read."""
     cache.look_up((), [plan.paths for plan in plans])
     prints: dict[LockedWheel, Fingerprint] = {}
@@ -242,10 +243,11 @@ def _checkup_spec(recipe: Recipe) -> LayerSpec:
     return LayerSpec(label=CHECK_LINE, key=key, files=lambda _: files)
 
 
-def _packages_spec(recipe: Recipe, system: SystemLayer, cache: LayerCache) -> LayerSpec:
+def _packages_spec(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> LayerSpec:
     key = packages_key(recipe)
 
     def write(sink: BinaryIO, pool: Executor) -> LayerResult:
+        assert system
         return system.write(recipe.packages, sink, pool, partial(cache.note, _remarks_key(key)))
 
     return LayerSpec(

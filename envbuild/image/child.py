@@ -3,24 +3,24 @@
 Of the parent only the few bytes of its virtual environment's own files are read, and nothing is changed.
 """
 
-import io
 import json
 import posixpath
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 from envbuild.check import LIST, PROGRAM
 from envbuild.errors import BuildError
 from envbuild.image.assembler import (
     Assembled,
+    detect_overlaps,
+    find_fingerprints,
     find_overlap_note,
-    kept_prints,
     overlap_slots,
     overlaps_spec,
-    shared_paths,
     wheels_spec,
 )
 from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
@@ -33,6 +33,7 @@ from envbuild.image.config import (
     environment_files,
     find_problem,
     inner_config,
+    variables_of,
     whole_config,
 )
 from envbuild.image.content import Content, ContentFile, Measured, measured
@@ -40,7 +41,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, plan_layers
 from envbuild.image.layers.writer import LayerFile
-from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, STDLIB_WORDS, named_base
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, STDLIB_WORDS, annotations_of, named_base
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
@@ -112,18 +113,6 @@ def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
     return replace(addition, entrypoint=entrypoint, cmd=tuple(cmd), contents=(*own, *addition.contents))
 
 
-@dataclass(frozen=True, slots=True)
-class _Clash:
-    """A path that the parent has with other content."""
-
-    path: str
-    owner: str
-    wheel: LockedWheel
-
-    def __str__(self) -> str:
-        return f"{self.path} of {self.wheel.name} {self.wheel.version} is in {self.owner} too"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildBytecode:
     """What gets bytecode, and the interpreter that compiles it.
@@ -153,7 +142,7 @@ class ChildBytecode:
     def package_specs(self, overlaps: Sequence[Overlap], opened: OpenWheels) -> tuple[list[LayerSpec], Tally]:
         """Return the layers of bytecode that are not empty; compiles and raises as `Bytecode.specs`."""
         below = self.below
-        before = () if self._has_packages else shared_paths(below, plan_layers(below), self.cache, opened)
+        before = () if self._has_packages else detect_overlaps(below, self.cache, opened)
         results = [it.specs(opened) for it in self._sets(before, overlaps)]
         return [spec for specs, _ in results for spec in specs], sum((tally for _, tally in results), Tally())
 
@@ -239,7 +228,7 @@ def assemble_child(
     specs, last = [*map(wheels_spec, plans), *own], [it.spec for it in contents]
     cache.look_up([it.key for it in (*specs, *last)])
     with Maker(recipe, cache, wheels, options) as maker:
-        overlaps = shared_paths(recipe, plans, cache, maker.opened)
+        overlaps = detect_overlaps(recipe, cache, maker.opened)
         remarks = _check_clashes(parent, addition, plans, cache, maker.opened)
         shared = [overlaps_spec(recipe, overlaps)] if overlaps else []
         compiled, tally = bytecode.package_specs(overlaps, maker.opened) if bytecode else ([], None)
@@ -258,8 +247,7 @@ def assemble_child(
 def _join(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image:
     config = whole_config(parent.base, _inner(parent.base, addition), layers)
     everything = (*parent.image.layers, *layers)
-    value = json.loads(parent.image.manifest).get("annotations")
-    annotations = {key: text for key, text in value.items() if key != BASE_NAME} if isinstance(value, dict) else {}
+    annotations = {key: text for key, text in annotations_of(parent.image).items() if key != BASE_NAME}
     annotations |= ({BASE_NAME: parent.name} if parent.name else {}) | {BASE_DIGEST: str(parent.digest)}
     return Image(manifest_bytes(config, everything, annotations), config, everything)
 
@@ -341,18 +329,15 @@ def interpreter_of(image: Image) -> str:
     for layer in image.layers:
         if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
             with layer.open() as file:
-                data = file.read()
-            lines = (line.partition("=") for line in _member(data, f"{PREFIX}/pyvenv.cfg").splitlines())
-            return {key.strip(): text.strip() for key, _, text in lines}.get("executable", "")
+                data = BytesIO(file.read())
+            with tarfile.open(fileobj=data, mode="r:gz") as archive:
+                member = archive.extractfile(f"{PREFIX}/pyvenv.cfg".lstrip("/"))
+                lines = member.read().decode().splitlines() if member else []
+            pairs = (line.partition("=") for line in lines)
+            return {key.strip(): text.strip() for key, _, text in pairs}.get("executable", "")
     what = "the image has no layer with a pyvenv.cfg, so its interpreter is unknown"
     todo = "use an image that envbuild assembled, or build it from the manifest"
     raise BuildError(what, where=str(image.digest), todo=todo)
-
-
-def _member(layer: bytes, path: str) -> str:
-    with tarfile.open(fileobj=io.BytesIO(layer), mode="r:gz") as archive:
-        file = archive.extractfile(path.lstrip("/"))
-        return file.read().decode() if file else ""
 
 
 def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
@@ -363,8 +348,6 @@ def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
         target=parent.lock.target,
         wheels=above.wheels,
         owners=above.owners,
-        variables=(),
-        labels=(),
         prefix=addition.prefix,
     )
 
@@ -386,16 +369,16 @@ def _check_clashes(
 ) -> tuple[str, ...]:
     """Refuse wheels that would replace a file of the parent; return remarks on files that would hide one."""
     below = plan_layers(_below(parent))
-    theirs = kept_prints(below, cache)
+    theirs = find_fingerprints(below, cache)
     if not addition.apart:
         theirs |= {wheel: opened.fingerprint(wheel) for wheel in parent.lock.wheels if wheel not in theirs}
-    clashes = list(_clashes(theirs, kept_prints(plans, cache), opened))
+    clashes = dict(_find_clashes(theirs, find_fingerprints(plans, cache), opened))
     if addition.apart:
         site = Scheme(prefix=addition.prefix, python_minor=parent.lock.target.python_minor).site_packages
-        return tuple(f"{it}, and hides it" for it in clashes if it.path.startswith(f"{site}/"))
+        return tuple(f"{it}, and hides it" for it, path in clashes.items() if path.startswith(f"{site}/"))
     if clashes:
         more = [f"and {len(clashes) - _NAMED_CLASHES} more"] if len(clashes) > _NAMED_CLASHES else []
-        lines = ["files of the environment would be replaced:", *map(str, clashes[:_NAMED_CLASHES]), *more]
+        lines = ["files of the environment would be replaced:", *list(clashes)[:_NAMED_CLASHES], *more]
         todo = "leave that distribution out, or take another release of it"
         raise BuildError("\n  - ".join(lines), where=parent.name, todo=todo)
     return ()
@@ -405,9 +388,10 @@ def _below(parent: Parent) -> Recipe:
     return _recipe(parent, parent.lock, Addition())
 
 
-def _clashes(
+def _find_clashes(
     theirs: Mapping[LockedWheel, Fingerprint], ours: Mapping[LockedWheel, Fingerprint], opened: OpenWheels
-) -> Iterator[_Clash]:
+) -> Iterator[tuple[str, str]]:
+    """Yield a line for each path that the parent has with other content, and the path."""
     there = {path: (content, wheel.name) for wheel, rows in theirs.items() for path, content in rows.items()}
 
     def owner(rows: Fingerprint) -> str | None:
@@ -417,13 +401,13 @@ def _clashes(
     for wheel in (wheel for wheel, rows in ours.items() if owner(rows)):
         for file in opened[wheel].files:
             if name := owner(fingerprint([file])):
-                yield _Clash(file.path, name, wheel)
+                yield f"{file.path} of {wheel.name} {wheel.version} is in {name} too", file.path
 
 
 def _inner(base: Base, addition: Addition) -> dict[str, Any]:
     """Return the parent's config with the addition (OCI image-spec, config.md)."""
     inner = inner_config(base)
-    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ()) | dict(addition.variables)
+    variables = variables_of(inner) | dict(addition.variables)
     inner["Env"] = [f"{name}={text}" for name, text in variables.items()]
     inner["Labels"] = dict(inner.get("Labels") or {}) | dict(addition.labels)
     if addition.entrypoint is not None:

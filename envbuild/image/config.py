@@ -66,7 +66,7 @@ def annotations(recipe: Recipe) -> dict[str, str]:
 def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
     """Serialise the config: the base's, with the environment's variables, labels, user and layers (config.md)."""
     inner = inner_config(base)
-    variables = dict(entry.partition("=")[::2] for entry in inner.get("Env") or [])
+    variables = variables_of(inner)
     path = f"{recipe.prefix}/bin:{variables.get('PATH') or DEFAULT_PATH}"
     variables |= {"PATH": path, "VIRTUAL_ENV": recipe.prefix, **dict(recipe.variables)}
     inner["Env"] = [f"{name}={value}" for name, value in variables.items()]
@@ -78,6 +78,11 @@ def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
 def inner_config(base: Base) -> dict[str, Any]:
     """Return the `config` object of the base's config; BaseError if it cannot be read."""
     return dict(_parse(base)["config"])
+
+
+def variables_of(inner: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables of a `config` object."""
+    return dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
 
 
 def whole_config(base: Base, inner: Mapping[str, Any], layers: Sequence[Layer]) -> bytes:

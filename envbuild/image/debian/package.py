@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
 
@@ -88,15 +88,14 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
             members = dict(_members(file))
             control = _unpacked(path, file, members, "control", stack)
             data = _unpacked(path, file, members, "data", stack)
-            found = {}
+            scripts = {}
             for member in control:
                 name = member.name.removeprefix("./")
                 content = control.extractfile(member) if member.isfile() and "/" not in name else None
                 if content and _WORD.fullmatch(name):
-                    found[name] = content.read()
-            texts = found
-            stanza = _stanza(texts.pop("control"), path.name)
-            return Deb(control=stanza, scripts=texts, items=tuple(_items(data, path.name)))
+                    scripts[name] = content.read()
+            stanza = _stanza(scripts.pop("control"), path.name)
+            return Deb(control=stanza, scripts=scripts, items=tuple(_items(data, path.name)))
         except _DAMAGED as error:
             raise _refused(path.name, f"it is damaged: {error}") from error
         except KeyError as error:
@@ -216,17 +215,14 @@ def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
             other = seen.get(member.linkname.removeprefix("./"))
             if other is None or other.kind != "file":
                 raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
-            item = Item(
-                path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source
-            )
+            item = replace(other, path=path)
         else:
-            size = member.size if kind == "file" else 0
             item = Item(
                 path=path,
                 kind=kind,
                 mode=0o777 if kind == "symlink" else member.mode & 0o7777,
                 owner=(member.uid, member.gid),
-                size=size,
+                size=member.size if kind == "file" else 0,
                 target=member.linkname if kind == "symlink" else "",
                 source=(file, member.offset_data),
             )

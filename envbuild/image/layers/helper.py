@@ -164,7 +164,12 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         while True:
-            pickle.dump(_answer(tasks.get()), answers)
+            task = tasks.get()
+            try:
+                answer: Answer | Exception = written(task)
+            except Exception as error:  # noqa: BLE001 - raised in the first process
+                answer = error
+            pickle.dump(answer, answers)
             answers.flush()
 
 
@@ -175,13 +180,6 @@ def _read(tasks: "SimpleQueue[Task]") -> None:
             tasks.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - a pipe to the process that started this one
     finally:
         os._exit(0)
-
-
-def _answer(task: Task) -> Answer | Exception:
-    try:
-        return written(task)
-    except Exception as error:  # noqa: BLE001 - raised in the first process
-        return error
 
 
 def written(task: Task) -> Answer:

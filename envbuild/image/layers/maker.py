@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from envbuild.errors import BuildError
-from envbuild.image.layers.cache import CachedLayer, LayerCache
+from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, layer_files, open_wheel
 from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tarred, write_compressed, write_layer
 from envbuild.lock.facts import requirements_of
@@ -189,11 +189,11 @@ class Maker:
         path: Path | None = None
         if claim is not None:
             result, place = claim.value, "registry"  # nobody checks that the claim is true: docs/caches.md
-            opener: Opener = partial(self._remake, spec, result, "the registry")
+            opener: Opener = partial(self._open, spec, result, "the registry")
         else:
             found = cached or self._cache.make(spec.key, partial(self.write, spec))
             result, path, place = found.result, found.path, "cache" if found.reused else ""
-            opener = partial(self._open_checked, spec, found) if found.reused else partial(open_file, path)
+            opener = partial(self._open, spec, result, "the cache") if found.reused else partial(open_file, path)
         self.results[spec.key] = result
         descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
         return Layer(descriptor, result.diff_id, opener, spec.label, bool(place), found=place, path=path)
@@ -230,18 +230,17 @@ class Maker:
             return write_compressed(tarred(prefix, files, spec.links), sink, self._pool)
         return write_layer(sink, prefix, files, self._pool, spec.links)
 
-    def _open_checked(self, spec: LayerSpec, found: CachedLayer) -> BinaryIO:
-        """Open a cached layer after its bytes were checked; a damaged one is made again."""
-        if self._cache.is_intact(found):
-            return open_file(found.path)
-        return self._remake(spec, found.result, "the cache")
+    def _open(self, spec: LayerSpec, expected: LayerResult, where: str) -> BinaryIO:
+        """Open a layer of the cache after its bytes were checked; one that is damaged or lost is made again.
 
-    def _remake(self, spec: LayerSpec, expected: LayerResult, where: str) -> BinaryIO:
-        """Make a layer that the image refers to and that is lost; BuildError if the result is another one."""
-        with self._remaking, Maker(self._recipe, self._cache, self._wheels) as again:
-            found = self._cache.get(spec.key)
-            if found is None or not self._cache.is_intact(found):
-                found = self._cache.make(spec.key, partial(again.write, spec))
+        BuildError if the result is another one.
+        """
+        found = self._cache.get(spec.key)
+        if found is None or not self._cache.is_intact(found):
+            with self._remaking, Maker(self._recipe, self._cache, self._wheels) as again:
+                found = self._cache.get(spec.key)
+                if found is None or not self._cache.is_intact(found):
+                    found = self._cache.make(spec.key, partial(again.write, spec))
         if found.result != expected:
             what = f"{where} has another layer under {spec.key} than these wheels give: {expected.digest}"
             todo = "find out who wrote it; build with --no-remote-cache and another cache (ENVBUILD_CACHE)"

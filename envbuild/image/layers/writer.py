@@ -23,7 +23,7 @@ from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
-from envbuild.wheel.archive import Member, WheelArchive
+from envbuild.wheel.archive import Member, WheelArchive, parents
 from envbuild.wheel.install import InstalledFile, record_hash
 
 T = TypeVar("T")
@@ -212,11 +212,7 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
     contents: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
     contents |= {f"{root}/{link.path}": link for link in links}
-    for path in list(contents):
-        parent = path.rpartition("/")[0]
-        while parent and parent not in contents:
-            contents[parent] = None
-            parent = parent.rpartition("/")[0]
+    contents = dict.fromkeys(parent for path in contents for parent in parents(path)) | contents
     items, padding = [], 0
     for path in sorted(contents, key=lambda path: path.split("/")):
         content, size = contents[path], 0
@@ -243,28 +239,26 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 def _batch_parts(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
     """Make a part of the layer: at once, except for a large file, which is inflated while the parts are taken."""
-    if len(batch) == 1 and batch[0].weight > _BATCH:
-        return _stream_parts(batch[0])
+    large = batch[0].content if batch[0].weight > _BATCH else None  # which has a batch of its own
+    if isinstance(large, LayerFile) and large.archive is not None and not isinstance(large.file.source, bytes):
+        return _stream_parts(_header(batch[0]), large.archive, large.file.source, large.file.recorded)
     return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
 
 
-def _stream_parts(item: _Item) -> Iterator[gzip.Part]:
-    content = item.content
-    assert isinstance(content, LayerFile)
-    source = content.file.source
-    if isinstance(source, bytes) or content.archive is None:
-        yield from gzip.gathered(_parts(item), crc32)
-        return
-    header = bytes(item.padding) + tar.header(item.entry)
-    yield from gzip.gathered([gzip.Part(gzip.deflate_runs(header, final=False), header)], crc32)
-    for compressed, plain in _splice(content.archive, source, content.file.recorded):
+def _stream_parts(header: gzip.Part, archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
+    yield from gzip.gathered([header], crc32)
+    for compressed, plain in _splice(archive, member, recorded):
         yield gzip.Part(compressed, plain)
-    yield gzip.Part(b"", b"", final=source.deflated, crc32=source.crc32, size=source.size)
+    yield gzip.Part(b"", b"", final=member.deflated, crc32=member.crc32, size=member.size)
+
+
+def _header(item: _Item) -> gzip.Part:
+    header = bytes(item.padding) + tar.header(item.entry)
+    return gzip.Part(gzip.deflate_runs(header, final=False), header)
 
 
 def _parts(item: _Item) -> Iterator[gzip.Part]:
-    header = bytes(item.padding) + tar.header(item.entry)
-    yield gzip.Part(gzip.deflate_runs(header, final=False), header)
+    yield _header(item)
     content = item.content
     if not isinstance(content, LayerFile):
         return
