@@ -16,7 +16,7 @@ from envbuild.image.assembler import assemble, find_difference, look_up_layers, 
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.formats import read_held
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
@@ -77,14 +77,14 @@ def made(
 ) -> Reference:
     """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
     cache = LayerCache(folder, shared)
-    with Arrivals(folder) as arrivals, Upload(reference) as upload:
+    with Downloads(folder) as downloads, Upload(reference) as upload:
         look_up_layers(recipe, cache)
         if needed := wheels_to_read(recipe, cache, compiling):
-            arrivals.start(needed)
+            downloads.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
         options = AssemblyOptions(on_layer=upload.offer, on_start=None if shared.trouble else upload.follow)
-        result = assemble(recipe, base, arrivals, cache, options, compiling)
+        result = assemble(recipe, base, downloads, cache, options, compiling)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)
     publish({pushed: tuple(filter(None, (environment_tag(recipe.environment), reference.tag)))})

@@ -11,7 +11,7 @@ from envbuild.image.assembler import assemble, find_difference, look_up_layers, 
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.writer import LayerResult
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.blobs import GrowingBlob
@@ -69,10 +69,10 @@ class Assembler(Builder):
         identical = {it.name for it in self.run.proof.those("identical")}
         checked = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
-        arrivals = self.until.enter_context(Arrivals(self.order.cache, reporter=self.report, settings=settings))
+        downloads = self.until.enter_context(Downloads(self.order.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
-            arrivals.start(needed)
+            downloads.start(needed)
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where the registry would be known to have it.
             follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
@@ -80,8 +80,8 @@ class Assembler(Builder):
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(self.recipe, self.base, arrivals, cache, options, self.compiling, self.system.layer)
-            self.prove_loading(cache, arrivals)
+            assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
+            self.prove_loading(cache, downloads)
             report_content(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.verified_members)
             imports = self.try_imports(run, assembled.image, settings)

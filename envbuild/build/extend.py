@@ -13,10 +13,10 @@ from envbuild.errors import UsageError
 from envbuild.image.assembler import Assembled
 from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
@@ -133,10 +133,10 @@ def extended(
     """
     cache = cache or LayerCache(options.cache, note=report.note)
 
-    with Arrivals(options.cache, reporter=report, settings=options.settings) as arrivals:
-        arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
+    with Downloads(options.cache, reporter=report, settings=options.settings) as downloads:
+        downloads.start(wheels_of_child(parent, above, addition, cache, compiling))
         layer_options = AssemblyOptions(reporter=report, on_layer=made)
-        child = assemble_child(parent, above, addition, arrivals, cache, layer_options, compiling)
+        child = assemble_child(parent, above, addition, downloads, cache, layer_options, compiling)
         report_content(child, report, {})
         yield child
 
@@ -164,6 +164,6 @@ def child_name(parent: Digest, requirements: Sequence[str], below: Lock, additio
     wheels = [str(it.sha256) for it in below.wheels]
     said = asdict(replace(addition, contents=()))
     del said["contents"]
-    more = [str(measured(it).key) for it in addition.contents]
+    more = [str(hash_content(it).key) for it in addition.contents]
     value = [LAYER_FORMAT, str(parent), wheels, list(requirements), said, *more]
     return Reference(DOCKER_HUB, "library/envbuild-local", f"{label}-{Digest.of(canonical_json(value)).hex[:_KEY]}")

@@ -36,7 +36,7 @@ from envbuild.image.config import (
     variables_of,
     whole_config,
 )
-from envbuild.image.content import Content, ContentFile, Measured, measured
+from envbuild.image.content import Content, ContentFile, HashedContent, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, plan_layers
@@ -101,7 +101,7 @@ class Addition:
         return self.prefix != PREFIX
 
 
-def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
+def add_startup_check(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
     """Let the start-up check start a command, after a check of the added packages too.
 
     The list of added packages is a file beside the parent's list, which does not change.
@@ -153,7 +153,7 @@ class ChildBytecode:
         for it in self._sets(before or (), overlaps or ()):
             yield from it.slots(known=known)
 
-    def of_contents(self, contents: Sequence[Measured]) -> Bytecode:
+    def of_contents(self, contents: Sequence[HashedContent]) -> Bytecode:
         """Plan the bytecode of sources outside wheels; of a path that several contents have, the last one counts."""
         last = {file.path: it for it in contents for file in it.files}
         layers = [
@@ -221,7 +221,7 @@ def assemble_child(
     recipe = _recipe(parent, above, addition)
     plans = plan_layers(recipe)
     own = [_environment_spec(recipe)] if addition.apart else []
-    contents = [measured(it) for it in addition.contents]
+    contents = [hash_content(it) for it in addition.contents]
     bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
@@ -263,7 +263,7 @@ def find_child_difference(
     """Describe how an existing child differs from the one that `assemble_child` makes of its layers; empty if equal."""
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
-    contents = [measured(it) for it in addition.contents]
+    contents = [hash_content(it) for it in addition.contents]
     bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
     specs = [*map(wheels_spec, plan_layers(recipe)), *([_environment_spec(recipe)] if addition.apart else [])]
     slots = [

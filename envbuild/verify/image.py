@@ -22,7 +22,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions, Wheels
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_environment
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.reader import read_manifest
@@ -112,17 +112,17 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
     if not (inquiry.deep or proving):
         return
 
-    with Arrivals(inquiry.cache, reporter=report, settings=inquiry.settings) as arrivals:
+    with Downloads(inquiry.cache, reporter=report, settings=inquiry.settings) as downloads:
         report.step(f"fetching {len(recipe.wheels)} wheels, each verified by its sha256 in the lock")
-        arrivals.start(recipe.wheels)
+        downloads.start(recipe.wheels)
         if inquiry.deep:
             report.step("assembling all layers again")
-            again = _assemble_again(recipe, subject.base, arrivals, folder, report, inquiry.cache)
+            again = _assemble_again(recipe, subject.base, downloads, folder, report, inquiry.cache)
             yield from _layer_findings(subject, recipe, again)
             yield from _blob_findings(inquiry.image)
         if stack and profiles and proving:
             report.step("looking for CUDA's libraries as the loader does")
-            wheels = {wheel.sha256: arrivals.path(wheel) for wheel in recipe.wheels}
+            wheels = {wheel.sha256: downloads.path(wheel) for wheel in recipe.wheels}
             proof = prove_loading(stack, recipe, subject.base, wheels, profiles, folder / "loading")
             yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
             for it in proof.faults:

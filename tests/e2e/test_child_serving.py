@@ -16,7 +16,7 @@ from envbuild.build.extend import compiling_for, extended
 from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Tally
-from envbuild.image.child import Addition, Parent, checked
+from envbuild.image.child import Addition, Parent, add_startup_check
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import fetch
 from envbuild.lock.resolvers import UvResolver
@@ -122,7 +122,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     name = Reference(DOCKER_HUB, "library/child-serving", "1")
     with ExitStack() as until:
         model = until.enter_context(embedded(origin, kept, report))
-        addition = checked(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
+        addition = add_startup_check(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
         made = until.enter_context(
             extended(
                 parent, above, addition, Options(cache=kept), report, compiling=compiling,

@@ -20,9 +20,9 @@ from envbuild.image.bytecode.compiler import Compiling, Store, Tally
 from envbuild.image.child import (
     Addition,
     Parent,
+    add_startup_check,
     assemble_child,
     base_of,
-    checked,
     interpreter_of,
     wheels_of_child,
 )
@@ -224,7 +224,7 @@ def bytecode_of(path: str) -> str:
 
 
 def test_contents_lie_above_the_wheels_in_their_order_and_the_check_knows_what_is_added(parent, child):
-    addition = checked(Addition(contents=(MODEL, APP)), lock_of(SERVE, ALSO), ("serve", "--all"))
+    addition = add_startup_check(Addition(contents=(MODEL, APP)), lock_of(SERVE, ALSO), ("serve", "--all"))
     image = child(SERVE, ALSO, addition=addition).image
     assert lines(image)[-3:] == ["start-up check of what is added", "model", "application"]
     files = tree(own(parent, image))
@@ -233,7 +233,7 @@ def test_contents_lie_above_the_wheels_in_their_order_and_the_check_knows_what_i
     assert json.loads(files["opt/env/share/envbuild/added.json"][1]) == {"packages": {"also": "1.0", "serve": "0.9"}}
     inner = json.loads(image.config)["config"]
     assert (inner["Entrypoint"], inner["Cmd"]) == (["/opt/env/bin/envbuild-check", "--"], ["serve", "--all"])
-    assert checked(Addition(), lock_of(), ()).contents == ()
+    assert add_startup_check(Addition(), lock_of(), ()).contents == ()
 
 
 def test_all_that_is_added_has_bytecode_and_what_the_parent_has_none_for(parent, child, tmp_path):

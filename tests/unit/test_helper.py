@@ -245,7 +245,7 @@ def test_closed_it_is_gone_and_can_be_started_again(tmp_path, monkeypatch):
         other.start()
         process = other._process
         assert process
-        assert other.write(task) == helper.written(task)
+        assert other.write(task) == helper.write_task(task)
         other.close()
         assert process.returncode is not None
         assert other.write(task) is None
@@ -269,13 +269,15 @@ def test_it_answers_until_its_input_ends(tmp_path):
     with asked(helper._START, task) as process:
         assert process.stdin
         assert process.stdout
-        assert pickle.load(process.stdout) == helper.written(task)
+        assert pickle.load(process.stdout) == helper.write_task(task)
         process.stdin.close()
         assert process.wait(60) == 0
 
 
 def test_it_ends_with_the_process_that_asks_in_the_middle_of_a_layer(tmp_path):
-    slow = "from envbuild.image.layers import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
+    slow = (
+        "from envbuild.image.layers import helper; helper.write_task = lambda task: (print('at it'), time.sleep(600))"
+    )
     start = f"import sys, time; sys.path[:] = sys.argv[1:]; {slow}; helper.main()"
     began = time.monotonic()
     with asked(start, task_of(tmp_path)) as process:

@@ -28,7 +28,7 @@ from envbuild.errors import BuildError
 from envbuild.files import settle, written_aside
 from envbuild.image.bytecode import child
 from envbuild.image.layers.maker import OpenWheels
-from envbuild.image.layers.writer import check_library, in_order
+from envbuild.image.layers.writer import check_library, run_in_order
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
@@ -400,7 +400,7 @@ class Compiling:
             self.reporter.note(f"compiling {count} modules with the base's own Python")
             with Compiler(self.find(), self.processes) as compiler, ThreadPoolExecutor(self.processes) as pool:
                 jobs = (partial(_compile, compiler, it.prefix, source) for it, sources in work for source in sources)
-                results = in_order(pool, jobs, _AHEAD)
+                results = run_in_order(pool, jobs, _AHEAD)
                 try:
                     for parcel, sources in work:
                         stored[parcel.key] = self.store.make(parcel.key, partial(_write, results, len(sources)))

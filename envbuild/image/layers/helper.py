@@ -166,7 +166,7 @@ def main() -> None:
         while True:
             task = tasks.get()
             try:
-                answer: Answer | Exception = written(task)
+                answer: Answer | Exception = write_task(task)
             except Exception as error:  # noqa: BLE001 - raised in the first process
                 answer = error
             pickle.dump(answer, answers)
@@ -182,7 +182,7 @@ def _read(tasks: "SimpleQueue[Task]") -> None:
         os._exit(0)
 
 
-def written(task: Task) -> Answer:
+def write_task(task: Task) -> Answer:
     """Write the layer of a task."""
     with ExitStack() as stack:
         opened = {wheel.sha256: open_wheel(wheel, task.scheme, stack) for wheel in task.wheels}

@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol, Self
 from envbuild.errors import BuildError
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, layer_files, open_wheel
-from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tarred, write_compressed, write_layer
+from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tar_layer, write_compressed, write_layer
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import GrowingBlob, open_file
@@ -227,7 +227,7 @@ class Maker:
         prefix = spec.prefix or self._recipe.prefix
         files = spec.files(self.opened)
         if spec.compress:
-            return write_compressed(tarred(prefix, files, spec.links), sink, self._pool)
+            return write_compressed(tar_layer(prefix, files, spec.links), sink, self._pool)
         return write_layer(sink, prefix, files, self._pool, spec.links)
 
     def _open(self, spec: LayerSpec, expected: LayerResult, where: str) -> BinaryIO:

@@ -97,7 +97,7 @@ class HashedStream:
             self._sink.write(data)
 
 
-def in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+def run_in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
     """Yield the results of jobs in their order, while the pool works on at most `ahead` of those that follow.
 
     The first error ends it; jobs that have not begun are dropped.
@@ -146,28 +146,17 @@ class Link:
 class _Item:
     """One entry of the tar."""
 
-    path: str
+    entry: tar.Entry
     content: LayerFile | Link | None
     """None for a folder."""
     padding: int
     """Bytes that complete the block of the entry before."""
-    size: int
 
     @property
     def weight(self) -> int:
         """Bytes in memory: a compressor may write more than it was given."""
         source = self.content.file.source if isinstance(self.content, LayerFile) else b""
         return len(source) if isinstance(source, bytes) else max(source.size, source.length)
-
-    @property
-    def entry(self) -> tar.Entry:
-        """The entry for the tar header."""
-        content = self.content
-        if isinstance(content, LayerFile):
-            return tar.Entry(self.path, "file", content.file.mode, self.size)
-        if content:
-            return tar.Entry(self.path, "symlink", 0o777, target=content.target)
-        return tar.Entry(self.path, "directory", 0o755)
 
 
 def write_layer(
@@ -185,15 +174,15 @@ def write_layer(
                 blob.write(piece)
             plain.write(part.plain)
 
-        for parts in in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
+        for parts in run_in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
-        data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+        data = bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
-def tarred(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
+def tar_layer(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
     """Yield the tar that `write_layer` would write, to compress it in another way."""
     items = _items(prefix.lstrip("/"), files, links)
     return (data for _, data in tar.pieces((item.entry, _content(item)) for item in items))
@@ -215,12 +204,17 @@ def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list
     contents = dict.fromkeys(parent for path in contents for parent in parents(path)) | contents
     items, padding = [], 0
     for path in sorted(contents, key=lambda path: path.split("/")):
-        content, size = contents[path], 0
+        content = contents[path]
         if isinstance(content, LayerFile):
             source = content.file.source
             size = len(source) if isinstance(source, bytes) else source.size
-        items.append(_Item(path, content, padding, size))
-        padding = tar.padding(size)
+            entry = tar.Entry(path, "file", content.file.mode, size)
+        elif content:
+            entry = tar.Entry(path, "symlink", 0o777, target=content.target)
+        else:
+            entry = tar.Entry(path, "directory", 0o755)
+        items.append(_Item(entry, content, padding))
+        padding = tar.padding(entry.size)
     return items
 
 
@@ -344,7 +338,7 @@ def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool:
     check_library()
     with HashedStream(sink) as blob, HashedStream() as plain:
         jobs, members = (partial(_compress, piece) for piece in _cut(tarred)), gzip.Members()
-        for part in in_order(pool, jobs, _PIECES_AHEAD):
+        for part in run_in_order(pool, jobs, _PIECES_AHEAD):
             plain.write(part.plain)
             for piece in members.add(part):
                 blob.write(piece)
