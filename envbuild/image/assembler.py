@@ -21,6 +21,7 @@ from envbuild.image.config import (
 )
 from envbuild.image.debian.layer import SystemLayer, packages_key, packages_line
 from envbuild.image.layers.cache import Decode, LayerCache
+from envbuild.image.layers.helper import layer_files
 from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, find_overlaps, install_order, plan_layers
 from envbuild.image.layers.writer import LayerFile, LayerResult
@@ -274,7 +275,7 @@ def wheels_spec(plan: LayerPlan) -> LayerSpec:
     return LayerSpec(
         label=plan.label,
         key=plan.key,
-        files=lambda opened: opened.layer_files(plan.wheels),
+        files=lambda opened: layer_files(opened[wheel] for wheel in plan.wheels),
         weight=sum(wheel.size for wheel in plan.wheels),
         wheels=plan.wheels,
     )

@@ -24,16 +24,16 @@ from envbuild.image.assembler import (
     wheels_spec,
 )
 from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
-from envbuild.image.bytecode.layers import MOST_LAYERS, Bytecode, BytecodeLayer
+from envbuild.image.bytecode.layers import MOST_LAYERS, Bytecode, BytecodeLayer, plan_bytecode, plan_library
 from envbuild.image.config import (
     BASE_DIGEST,
     BASE_NAME,
     OURS,
     Slot,
     environment_files,
+    extend_config,
     find_problem,
     inner_config,
-    variables_of,
     whole_config,
 )
 from envbuild.image.content import Content, ContentFile, HashedContent, hash_content
@@ -134,24 +134,25 @@ class ChildBytecode:
         """The largest number of layers, without those of contents."""
         return MOST_LAYERS + (0 if self._has_packages else MOST_LAYERS)
 
-    def wheels_to_read(self) -> Iterator[LockedWheel]:
-        """Yield the wheels whose sources are probably needed."""
-        for it in self._sets((), ()):
-            yield from it.wheels_to_read()
+    def of_packages(self, before: Sequence[Overlap] = (), overlaps: Sequence[Overlap] = ()) -> Bytecode:
+        """Plan the bytecode of packages; `before` are the overlaps of the parent's wheels, `overlaps` those above."""
+        layers = list(plan_bytecode(self.above, self.compiling.identity, overlaps))
+        if not self._has_packages:
+            layers = [*plan_bytecode(self.below, self.compiling.identity, before), *layers]
+        if not any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS in line for line in self.lines):
+            layers = [*plan_library(self.below, self.compiling), *layers]
+        return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
 
     def package_specs(self, overlaps: Sequence[Overlap], opened: OpenWheels) -> tuple[list[LayerSpec], Tally]:
         """Return the layers of bytecode that are not empty; compiles and raises as `Bytecode.specs`."""
-        below = self.below
-        before = () if self._has_packages else detect_overlaps(below, self.cache, opened)
-        results = [it.specs(opened) for it in self._sets(before, overlaps)]
-        return [spec for specs, _ in results for spec in specs], sum((tally for _, tally in results), Tally())
+        before = () if self._has_packages else detect_overlaps(self.below, self.cache, opened)
+        return self.of_packages(before, overlaps).specs(opened)
 
     def package_slots(self, overlaps: Sequence[Overlap] | None) -> Iterator[Slot]:
         """Yield the layers that `package_specs` makes or may make; `overlaps` is None if they are unknown."""
         before = () if self._has_packages else find_overlap_note(self.below, self.cache)
         known = before is not None and overlaps is not None
-        for it in self._sets(before or (), overlaps or ()):
-            yield from it.slots(known=known)
+        return self.of_packages(before or (), overlaps or ()).slots(known=known)
 
     def of_contents(self, contents: Sequence[HashedContent]) -> Bytecode:
         """Plan the bytecode of sources outside wheels; of a path that several contents have, the last one counts."""
@@ -168,15 +169,6 @@ class ChildBytecode:
             for parcel in _parcels([file for file in it.files if last[file.path] is it], self.compiling.identity)
         ]
         return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
-
-    def _sets(self, before: Sequence[Overlap], overlaps: Sequence[Overlap]) -> Iterator[Bytecode]:
-        """Split by layers: a recipe without an interpreter's path has no standard library."""
-        of = partial(Bytecode.of, compiling=self.compiling, cache=self.cache)
-        if not any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS in line for line in self.lines):
-            yield of(replace(self.below, wheels=()), ())
-        if not self._has_packages:
-            yield of(replace(self.below, python_path=""), before)
-        yield of(replace(self.above, python_path=""), overlaps)
 
     @property
     def _has_packages(self) -> bool:
@@ -282,7 +274,7 @@ def wheels_of_child(
     """Return the wheels that `assemble_child` probably needs: those of layers that are not cached."""
     plans = plan_layers(_recipe(parent, above, addition))
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
-    sources = _bytecode(parent, above, addition, compiling, cache).wheels_to_read() if compiling else ()
+    sources = _bytecode(parent, above, addition, compiling, cache).of_packages().wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *sources)))
 
 
@@ -406,10 +398,7 @@ def _find_clashes(
 
 def _inner(base: Base, addition: Addition) -> dict[str, Any]:
     """Return the parent's config with the addition (OCI image-spec, config.md)."""
-    inner = inner_config(base)
-    variables = variables_of(inner) | dict(addition.variables)
-    inner["Env"] = [f"{name}={text}" for name, text in variables.items()]
-    inner["Labels"] = dict(inner.get("Labels") or {}) | dict(addition.labels)
+    inner = extend_config(inner_config(base), dict(addition.variables), dict(addition.labels))
     if addition.entrypoint is not None:
         inner |= {"Entrypoint": list(addition.entrypoint), "Cmd": None}
     if addition.ports:

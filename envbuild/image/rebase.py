@@ -23,6 +23,7 @@ from envbuild.image.config import (
     OURS,
     annotations,
     environment_files,
+    extend_config,
     inner_config,
     variables_of,
     whole_config,
@@ -93,7 +94,7 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
             "the image has system packages that were chosen for its base, with that base's record of what is installed"
         )
         raise BaseError(what, where=new.name, todo="build the environment again on the new base")
-    layers, dropped = _fitting(ours, old, new)
+    layers, dropped = _select_layers(ours, old, new)
     # An image that lacks a layer is not what its recipe gives, so it must not have its id; of one with bytecode it is
     # unknown whether the new base's standard library would get a layer.
     recipe = None
@@ -166,7 +167,7 @@ def _cuda(base: Base) -> str:
     return ".".join(variables_of(inner_config(base)).get(_CUDA, "").split(".")[:2])
 
 
-def _fitting(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
+def _select_layers(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
     """Return the layers for the new base, and the history lines of dropped ones."""
     same = bool(old.interpreter) and old.interpreter == new.interpreter
     layers, dropped = [], []
@@ -174,8 +175,7 @@ def _fitting(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], 
         line = layer.created_by
         # Python runs this bytecode without checking its source: the old standard library's would undo corrections of
         # the new base, and no version shows whether there are any.
-        stale = line.startswith(BYTECODE_LINE) and (STDLIB_WORDS in line or not same)
-        if stale:
+        if line.startswith(BYTECODE_LINE) and (STDLIB_WORDS in line or not same):
             dropped.append(line)
         elif line == ENVIRONMENT_LINE and old.target.python != new.target.python:
             recipe, sink = _bare(new), BytesIO()
@@ -204,12 +204,8 @@ def _inner(image: Image, old: Base, new: Base) -> dict[str, Any]:
     had, has, merged = inner_config(old), _config_of(image), inner_config(new)
     special = {"Env", "Labels", "User"}
     merged |= {key: it for key, it in has.items() if key not in special and it != had.get(key)}
-    merged["Env"] = [
-        f"{name}={text}" for name, text in (variables_of(merged) | _own_variables(image, old, new)).items()
-    ]
-    merged["Labels"] = dict(merged.get("Labels") or {}) | _relabelled(_own_labels(image, old), new)
-    merged["User"] = has.get("User", "")
-    return merged
+    labels = _relabelled(_own_labels(image, old), new)
+    return extend_config(merged, _own_variables(image, old, new), labels) | {"User": has.get("User", "")}
 
 
 def _own_variables(image: Image, old: Base, new: Base) -> dict[str, str]:
@@ -239,6 +235,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
     BaseError if its PATH does not end with the base's; BuildError if its config cannot be read.
     """
     own = _own_variables(image, old, old)
+    has_bytecode = any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
     return replace(
         _bare(old),
         target=lock.target,
@@ -248,9 +245,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),
-        bytecode=compiled_by(old.interpreter)
-        if any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
-        else "",
+        bytecode=compiled_by(old.interpreter) if has_bytecode else "",
     )
 
 

@@ -232,8 +232,7 @@ def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(helper, "_CORES", 2)
     other = Helper()
     other.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(other, "_send", lambda _task: other.write(task_of(tmp_path)))
+    with other._busy:
         assert other.write(task_of(tmp_path)) is None
     other.close()
 

@@ -20,7 +20,6 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from envbuild.cache import read_entry, remove, write_entry
@@ -169,9 +168,7 @@ class Compiler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while not self._idle.empty():
             process = self._idle.get()
             if process:
@@ -316,11 +313,7 @@ class Store:
 
     def get(self, key: Digest) -> Compiled | None:
         """Return the archive for a key if it is there and undamaged."""
-
-        def decode(value: Any) -> tuple[Digest, Tally]:
-            return Digest.parse(value["archive"]), Tally.from_dict(value["tally"])
-
-        found = read_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", decode)
+        found = read_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", _decode_entry)
         path = self._path(key)
         if found is None or not path.is_file():
             return None
@@ -346,6 +339,10 @@ class Store:
 
     def _path(self, key: Digest) -> Path:
         return self._folder / key.hex[:2] / f"{key.hex}.zip"
+
+
+def _decode_entry(value: Any) -> tuple[Digest, Tally]:
+    return Digest.parse(value["archive"]), Tally.from_dict(value["tally"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def _list_sources(wheel: LockedWheel, lost: frozenset[str], opened: OpenWheels) 
     return [Source(it.path, partial(read, it)) for it in modules if it.path not in skipped]
 
 
-def _plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer]:
+def plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer]:
     """Yield the layer of the base's standard library; none if the interpreter's folder is unknown or the root."""
     home = posixpath.dirname(posixpath.dirname(recipe.python_path))
     if not home.strip("/"):
@@ -122,7 +122,7 @@ class Bytecode:
     @classmethod
     def of(cls, recipe: Recipe, overlaps: Sequence[Overlap], compiling: Compiling, cache: LayerCache) -> "Bytecode":
         """Plan the bytecode of a recipe's wheels and of its base's standard library."""
-        layers = (*_plan_library(recipe, compiling), *plan_bytecode(recipe, compiling.identity, overlaps))
+        layers = (*plan_library(recipe, compiling), *plan_bytecode(recipe, compiling.identity, overlaps))
         return cls(layers=layers, compiling=compiling, cache=cache)
 
     def wheels_to_read(self) -> tuple[LockedWheel, ...]:

@@ -86,14 +86,7 @@ class LayerCache:
         Its bytes are not read: they are checked when they leave the cache (`Maker.layer`, `oci.blobs`). Its file is
         marked as used, for `cache.prune`.
         """
-
-        def decode(value: Any) -> LayerResult:
-            size = value["size"]
-            if type(size) is not int or size < 0:
-                raise ValueError(f"a layer cannot have {size!r} bytes")
-            return LayerResult(Digest.parse(value["digest"]), size, Digest.parse(value["diff_id"]))
-
-        result = read_entry(self._keys, f"{key.hex}.json", decode)
+        result = read_entry(self._keys, f"{key.hex}.json", _decode_result)
         if result is None:
             return None
         path = self._path(result.digest)
@@ -176,3 +169,10 @@ class LayerCache:
 
     def _path(self, digest: Digest) -> Path:
         return self._blobs / "sha256" / digest.hex
+
+
+def _decode_result(value: Any) -> LayerResult:
+    size = value["size"]
+    if type(size) is not int or size < 0:
+        raise ValueError(f"a layer cannot have {size!r} bytes")
+    return LayerResult(Digest.parse(value["digest"]), size, Digest.parse(value["diff_id"]))

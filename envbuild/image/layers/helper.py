@@ -133,8 +133,12 @@ class Helper:
         """
         if self._process is None or self._gone or not self._busy.acquire(blocking=False):
             return None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            answer = self._send(task)
+            pickle.dump(task, self._process.stdin)
+            self._process.stdin.flush()
+            answer: Answer | Exception = pickle.load(self._process.stdout)  # noqa: S301 - a pipe to a process of ours
         except (OSError, EOFError, pickle.UnpicklingError):
             if self._stopped:
                 raise
@@ -144,15 +148,6 @@ class Helper:
             self._busy.release()
         if isinstance(answer, Exception):
             raise answer
-        return answer
-
-    def _send(self, task: Task) -> Answer | Exception:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        pickle.dump(task, self._process.stdin)
-        self._process.stdin.flush()
-        answer: Answer | Exception = pickle.load(self._process.stdout)  # noqa: S301 - a pipe to a process of ours
         return answer
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol, Self
 
 from envbuild.errors import BuildError
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, layer_files, open_wheel
+from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, open_wheel
 from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tar_layer, write_compressed, write_layer
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
@@ -74,10 +74,6 @@ class OpenWheels:
             if wheel not in self._open:
                 self._open[wheel] = open_wheel(self.file(wheel, path), self.scheme, self.stack)
             return self._open[wheel]
-
-    def layer_files(self, wheels: Sequence[LockedWheel]) -> list[LayerFile]:
-        """Return all files of some wheels; of equal paths, that of the later wheel."""
-        return layer_files(self[wheel] for wheel in wheels)
 
     def fingerprint(self, wheel: LockedWheel) -> Fingerprint:
         """Return the fingerprint of the wheel's installed files."""

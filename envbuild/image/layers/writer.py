@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
 from envbuild.errors import MissingComponentError
@@ -58,9 +57,7 @@ class HashedStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def write(self, data: bytes | memoryview) -> None:
