@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A written layer, with proven members and fingerprints of each wheel, by its sha256."""
+    """A written layer, with verified members and fingerprints of each wheel, by its sha256."""
 
     result: LayerResult
     verified_members: Mapping[Digest, frozenset[str]]
