@@ -65,9 +65,9 @@ class Recipe:
     base_digest: Digest
     python_path: str
     target: Target
-    wheels: tuple[LockedWheel, ...]
-    variables: tuple[tuple[str, str], ...]
-    labels: tuple[tuple[str, str], ...]
+    wheels: tuple[LockedWheel, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
     base_asked: str = ""
     """The base's name for the image's annotations; empty to leave that out."""
     bytecode: str = ""

@@ -11,19 +11,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BaseError, BuildError
-from envbuild.image.assembler import Compiling
-from envbuild.image.bytecode.compiler import Build, Interpreter, Store, Unavailable, ask_build
+from envbuild.image.bytecode.compiler import Build, Compiling, Interpreter, Store, Unavailable, ask_build
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.rootfs import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.recipe import Base
+from envbuild.report import SILENT, Reporter
 
 _FORMAT = 1
 """Raised whenever other files would be copied, or into other places."""
@@ -228,7 +228,7 @@ def _is_plain(tree: Tree, folder: str) -> bool:
     return node is None or (node.kind, node.mode, node.owner) == ("directory", 0o755, (0, 0))
 
 
-def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], object] = lambda _count: None) -> Compiling:
+def compiling_on(base: Base, cache: Path, todo: str, reporter: Reporter = SILENT) -> Compiling:
     """Return the interpreter and store for compiling; both are kept in `cache`.
 
     BuildError, with `todo`, if the base's interpreter cannot run here; raised by `find` if it fails to start.
@@ -241,7 +241,7 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
         return found
 
     check_compiles(base.target.machine, base.name, todo)
-    return Compiling(identity=base.interpreter, find=find, store=Store(cache), told=told)
+    return Compiling(identity=base.interpreter, find=find, store=Store(cache), reporter=reporter)
 
 
 def check_compiles(machine: str, where: str, todo: str) -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from envbuild.build.builder import Builder, report_content
 from envbuild.build.order import Part
 from envbuild.errors import RegistryError, VerifyError, counted
-from envbuild.image.assembler import assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.writer import LayerResult
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.blobs import GrowingBlob
@@ -60,8 +61,7 @@ class Assembler(Builder):
     def assemble(self, settings: IndexSettings) -> Part:
         """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.order.cache, self.shared, self.report.note)
-        keys = cache_keys(self.recipe)
-        cache.look_up(keys.layers, keys.notes)
+        look_up_layers(self.recipe, cache)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
@@ -69,29 +69,19 @@ class Assembler(Builder):
         identical = {it.name for it in self.run.proof.those("identical")}
         checked = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
-        arrivals = self.until.enter_context(Arrivals(self.order.cache, reporter=self.report, settings=settings))
+        downloads = self.until.enter_context(Downloads(self.order.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
-            arrivals.start(needed)
+            downloads.start(needed)
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where the registry would be known to have it.
             follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
+            options = AssemblyOptions(reporter=self.report, wheels_to_verify=checked, on_layer=offer, on_start=follow)
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(
-                self.recipe,
-                self.base,
-                arrivals,
-                cache,
-                self.report.progress,
-                offer,
-                self.compiling,
-                checked,
-                self.system.layer,
-                follow,
-            )
-            self.prove_loading(cache, arrivals)
+            assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
+            self.prove_loading(cache, downloads)
             report_content(assembled, self.report, self.recipe.owned)
             run = self.confirmed(assembled.verified_members)
             imports = self.try_imports(run, assembled.image, settings)

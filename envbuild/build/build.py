@@ -9,7 +9,7 @@ from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
 from envbuild.base.system import System, lock_system
 from envbuild.build.assembler import Assembler
-from envbuild.build.builder import COMPILING, Builder
+from envbuild.build.builder import Builder
 from envbuild.build.order import Order, Outcome, Part, Plan
 from envbuild.build.outputs import (
     check_attestations,
@@ -88,7 +88,7 @@ def _part(
     run = replace(run, lock=replace(run.lock, packages=system.packages))
     compiling = None
     if order.bytecode:
-        compiling = compiling_on(base, order.cache, _NO_BYTECODE, lambda count: report.note(COMPILING.format(count)))
+        compiling = compiling_on(base, order.cache, _NO_BYTECODE, report)
     builder = _builder(order)(
         order=order,
         plan=plan,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.base.system import System
 from envbuild.build.order import Order, Part, Plan
-from envbuild.image.assembler import Assembled, Compiling
+from envbuild.image.assembler import Assembled
+from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.run import LockedRun, confirm
 from envbuild.lock.settings import IndexSettings
@@ -25,8 +26,6 @@ from envbuild.report import Reporter
 
 if TYPE_CHECKING:
     from envbuild.verify.imports import Imports, Place
-
-COMPILING = "compiling {} modules with the base's own Python"
 
 
 def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
@@ -103,14 +102,14 @@ class Builder(ABC):
         """Whether the loader proof is done, or not needed."""
         return self.plan.stack.cuda is None or cache.noted(self.loading_key, bool) is True
 
-    def prove_loading(self, cache: LayerCache, arrivals: Arrivals) -> None:
+    def prove_loading(self, cache: LayerCache, downloads: Downloads) -> None:
         """Raise VerifyError if the framework would not find its CUDA libraries in the image."""
         if self.is_loading_proven(cache):
             return
         from envbuild.verify.cuda.loader import prove_loading  # noqa: PLC0415 - pyelftools is slow to import
 
         self.report.step("looking for CUDA's libraries as the loader does")
-        wheels = {wheel.sha256: arrivals.path(wheel) for wheel in self.recipe.wheels}
+        wheels = {wheel.sha256: downloads.path(wheel) for wheel in self.recipe.wheels}
         place = self.order.cache / "loading"
         found = prove_loading(self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, place)
         found.require()

@@ -30,7 +30,7 @@ from envbuild.engine.client import connected, find_image
 from envbuild.engine.load import push_image, save_image
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -87,11 +87,11 @@ class ContextBuilder(Builder):
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        with Arrivals(self.order.cache, reporter=self.report, settings=settings) as arrivals:
-            arrivals.start(self.recipe.wheels)
+        with Downloads(self.order.cache, reporter=self.report, settings=settings) as downloads:
+            downloads.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
-                arrivals.path(wheel)
-            self.prove_loading(cache, arrivals)
+                downloads.path(wheel)
+            self.prove_loading(cache, downloads)
         return True
 
     @property

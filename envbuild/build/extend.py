@@ -8,13 +8,15 @@ from typing import Any
 
 from envbuild.base.interpreter import compiling_on, runs_here
 from envbuild.base.resolve import inspect, known_facts
-from envbuild.build.builder import COMPILING, report_content
+from envbuild.build.builder import report_content
 from envbuild.errors import UsageError
-from envbuild.image.assembler import Assembled, Compiling
+from envbuild.image.assembler import Assembled
+from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.image.layers.maker import AssemblyOptions
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
@@ -131,9 +133,10 @@ def extended(
     """
     cache = cache or LayerCache(options.cache, note=report.note)
 
-    with Arrivals(options.cache, reporter=report, settings=options.settings) as arrivals:
-        arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
-        child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
+    with Downloads(options.cache, reporter=report, settings=options.settings) as downloads:
+        downloads.start(wheels_of_child(parent, above, addition, cache, compiling))
+        layer_options = AssemblyOptions(reporter=report, on_layer=made)
+        child = assemble_child(parent, above, addition, downloads, cache, layer_options, compiling)
         report_content(child, report, {})
         yield child
 
@@ -153,7 +156,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
     todo = "build without bytecode, or on a machine that can run the base"
-    return compiling_on(found, cache, todo, lambda count: report.note(COMPILING.format(count)))
+    return compiling_on(found, cache, todo, report)
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:
@@ -161,6 +164,6 @@ def child_name(parent: Digest, requirements: Sequence[str], below: Lock, additio
     wheels = [str(it.sha256) for it in below.wheels]
     said = asdict(replace(addition, contents=()))
     del said["contents"]
-    more = [str(measured(it).key) for it in addition.contents]
+    more = [str(hash_content(it).key) for it in addition.contents]
     value = [LAYER_FORMAT, str(parent), wheels, list(requirements), said, *more]
     return Reference(DOCKER_HUB, "library/envbuild-local", f"{label}-{Digest.of(canonical_json(value)).hex[:_KEY]}")

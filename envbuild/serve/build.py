@@ -12,10 +12,9 @@ from envbuild.build.extend import compiling_for, extended
 from envbuild.build.order import Order, check_outputs, make_plans
 from envbuild.build.outputs import check_model_files, signer_for
 from envbuild.errors import RegistryError, UsageError, VerifyError
-from envbuild.image.assembler import Compiling
-from envbuild.image.bytecode.compiler import compiled_by
-from envbuild.image.child import Addition, Parent, checked, find_child_difference
-from envbuild.image.content import Content, measured
+from envbuild.image.bytecode.compiler import Compiling, compiled_by
+from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
+from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above, useless
@@ -199,11 +198,11 @@ def _plan(
     """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
     folder = APP_FOLDER if order.app or server.files else None
     addition = Addition(ports=server.ports, folder=folder, contents=contents)
-    addition = checked(addition, above, order.cmd or server.cmd)
+    addition = add_startup_check(addition, above, order.cmd or server.cmd)
     compiling = compiling_for(parent, order.order.cache, report) if order.order.bytecode else None
     config = asdict(replace(addition, contents=()))
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    files = [[it.line, str(measured(it).key)] for it in addition.contents]
+    files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
     compiler = compiled_by(compiling.identity) if compiling else ""
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
     recipe = Digest.of(canonical_json(value))

@@ -17,10 +17,11 @@ from envbuild.image.child import Parent, interpreter_of
 from envbuild.image.config import CHECK_LINE, OURS
 from envbuild.image.debian.layer import LINE as PACKAGES_LINE
 from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
 from envbuild.lock.dependencies import Declared, marker_environment, needed
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.facts import FactReader
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.lock.resolution import open_question
@@ -104,9 +105,9 @@ def slim_parent(
     cache = LayerCache(order.order.cache, shared, report.note)
     theirs = {it.descriptor.digest: it for it in layers}
 
-    with Arrivals(order.order.cache, reporter=report, settings=order.index_settings()) as arrivals:
-        arrivals.start(wheels_to_read(recipe, cache))
-        made = assemble(recipe, base, arrivals, cache, report.progress).image
+    with Downloads(order.order.cache, reporter=report, settings=order.index_settings()) as downloads:
+        downloads.start(wheels_to_read(recipe, cache))
+        made = assemble(recipe, base, downloads, cache, AssemblyOptions(reporter=report)).image
         for layer in made.layers:
             if layer.found == "cache" and layer.descriptor.digest not in theirs:
                 layer.open().close()  # a damaged one is made again while there are wheels

@@ -18,12 +18,12 @@ from zlib_ng import zlib_ng
 from envbuild.image.assembler import assemble
 from envbuild.image.layers import maker
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci import deflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
+from tests.layers import WheelFiles
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 
@@ -73,7 +73,7 @@ def digests(folder: Path) -> Iterator[str]:
             maker._CORES = maker._AT_ONCE = cores
             with tempfile.TemporaryDirectory() as cache:
                 for _ in range(2):
-                    done = assemble(wanted, base(), wheels, LayerCache(Path(cache)), lambda *_: None)
+                    done = assemble(wanted, base(), wheels, LayerCache(Path(cache)))
                     yield str(done.image.digest)
 
 

@@ -16,7 +16,6 @@ import pytest
 from envbuild.base.resolve import resolve_base
 from envbuild.image.assembler import assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
@@ -38,6 +37,7 @@ from tests.e2e import services
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.trees import layer_of_tree
 from tests.fakes.wheels import make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import locked
 
 pytestmark = pytest.mark.real
@@ -200,7 +200,7 @@ def environment_on(base: Base, folder: Path) -> tuple[Image, Lock]:
     )
     (folder / WHEEL.filename).write_bytes(WHEEL.data)
     files = WheelFiles({wheel.sha256: folder / WHEEL.filename})
-    return assemble(recipe, base, files, LayerCache(folder / "cache"), lambda *_: None).image, lock
+    return assemble(recipe, base, files, LayerCache(folder / "cache")).image, lock
 
 
 def test_a_rebased_image_is_the_one_that_building_gives_moves_nothing_and_runs(

@@ -16,9 +16,8 @@ from envbuild.build.extend import compiling_for, extended
 from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Tally
-from envbuild.image.child import Addition, Parent, checked
+from envbuild.image.child import Addition, Parent, add_startup_check
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options
@@ -35,6 +34,7 @@ from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree
+from tests.layers import WheelFiles
 from tests.reporting import Calling
 from tests.unit.test_sides_model import manifest_bytes as manifest_of
 
@@ -80,7 +80,7 @@ def parent_on(base: Base, cache: Path, folder: Path) -> Parent:
         wheels=lock.wheels, variables=(), labels=(),
     )  # fmt: skip
     wheels = WheelFiles({wheel.sha256: path for wheel, path in fetch(lock.wheels, cache)})
-    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None).image, lock=lock)
+    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder)).image, lock=lock)
 
 
 def app_in(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     name = Reference(DOCKER_HUB, "library/child-serving", "1")
     with ExitStack() as until:
         model = until.enter_context(embedded(origin, kept, report))
-        addition = checked(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
+        addition = add_startup_check(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
         made = until.enter_context(
             extended(
                 parent, above, addition, Options(cache=kept), report, compiling=compiling,

@@ -21,7 +21,6 @@ from envbuild.errors import LockError
 from envbuild.image.assembler import Assembled, assemble
 from envbuild.image.debian.package import open_deb
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.reader import read_manifest
@@ -31,6 +30,7 @@ from envbuild.recipe import Base, Recipe
 from envbuild.report import SILENT, SilentReporter
 from tests.e2e.docker_builds import Builds, wheel_folder
 from tests.e2e.services import Engine, command_output
+from tests.layers import WheelFiles
 from tests.unit.test_from_manifest import manifest_of
 
 pytestmark = pytest.mark.real
@@ -99,7 +99,7 @@ def assembled(base: Base, system: System, folder: Path) -> Assembled:
         labels=(),
         packages=system.packages,
     )
-    return assemble(recipe, base, WheelFiles({}), LayerCache(folder), lambda *_: None, system=system.layer)
+    return assemble(recipe, base, WheelFiles({}), LayerCache(folder), system=system.layer)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 from envbuild.image.child import Parent
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import Model, ModelFile
 from envbuild.manifest.reader import read_manifest
@@ -78,7 +78,7 @@ def test_the_model_s_files_lie_below_their_folder_and_the_stamp_s_own_do_not(mod
     with embedded(origin_of(model.uri), tmp_path / "cache", warned.reporter()) as content:
         assert set(content.files) == {"/model/fingerprint.pb", "/model/saved_model.pb", "/model/weights.bin"}
         assert content.known["/model/weights.bin"] == Digest.of(b"weights")
-        assert measured(replace(content, known={})).key == measured(content).key
+        assert hash_content(replace(content, known={})).key == hash_content(content).key
         places = [Path(str(it)) for it in content.files.values()]
     assert warned == []
     assert isinstance(model, InFolder) or not any(it.exists() for it in places)

@@ -10,12 +10,12 @@ import pytest
 
 from envbuild.image.assembler import assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.image.layers.plan import install_order
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import SITE, TARGET, base, locked, recipe, tree
 
 OPENCV = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
@@ -56,9 +56,7 @@ def written(folder: Path, wheels: list[FakeWheel]) -> dict[Digest, Path]:
 
 def assembled(folder: Path, wheels: list[FakeWheel], **changes):
     paths = written(folder, wheels)
-    return assemble(
-        recipe(*wheels, **changes), base(), WheelFiles(paths), LayerCache(folder / "cache"), lambda *_: None
-    )
+    return assemble(recipe(*wheels, **changes), base(), WheelFiles(paths), LayerCache(folder / "cache"))
 
 
 def owner(folder: Path, wheels: list[FakeWheel], **changes) -> str:

@@ -177,7 +177,7 @@ def origin(tmp_path):
         lock = replace(lock, wheels=located, owners=owners)
         labels = ((VARIANT_LABEL, "cpu"), ("a", "b"))
         whole = replace(recipe_on(OLD), wheels=lock.wheels, owners=owners, labels=labels)
-        image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere"), lambda *_: None).image
+        image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere")).image
         write_layout(image, tmp_path / "layout")
         image = read_layout(tmp_path / "layout", machine="x86_64")
         manifest = a_manifest(*(wheel(it.name, it.version, requested=it.name in ASKED) for it in lock.wheels))
@@ -235,7 +235,7 @@ def test_what_is_left_is_assembled_from_the_training_images_own_layers(origin, o
         it.descriptor for it in start.parent.image.layers[:base]
     ]
     fresh = replace(recipe_on(OLD), wheels=slim.lock.wheels, labels=((VARIANT_LABEL, "cpu"), ("a", "b")))
-    again = assemble(fresh, OLD, files_of(tmp_path / "wheels", *WHEELS), LayerCache(tmp_path / "new"), lambda *_: None)
+    again = assemble(fresh, OLD, files_of(tmp_path / "wheels", *WHEELS), LayerCache(tmp_path / "new"))
     assert [it.descriptor for it in made.image.layers] == [it.descriptor for it in again.image.layers]
     assert contents(made.image) == contents(again.image)
     assert slim_parent(start, slim, order, REPORT).image.digest == made.image.digest
@@ -246,9 +246,7 @@ def test_what_stands_on_it_is_proved_to_share_all_but_what_the_rule_lets_go(orig
     start = origin(*WHEELS)
     slim = slim_of(order, start)
     parent, wheels = slim_parent(start, slim, order, REPORT), files_of(tmp_path / "wheels", *WHEELS, ABOVE)
-    serve = assemble_child(
-        parent, lock_of(ABOVE), Addition(), wheels, LayerCache(tmp_path / "cache"), lambda *_: None
-    ).image
+    serve = assemble_child(parent, lock_of(ABOVE), Addition(), wheels, LayerCache(tmp_path / "cache")).image
     found = {it.id: it for it in prove_sharing(start.parent.image, serve, lambda *_: None)}
     assert {name for name, it in found.items() if not it.agrees} == {"shared-slim"}
     assert found["shared-slim"].severity == "warning"

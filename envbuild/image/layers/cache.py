@@ -86,7 +86,7 @@ class LayerCache:
         Its bytes are not read: they are checked when they leave the cache (`Maker.layer`, `oci.blobs`). Its file is
         marked as used, for `cache.prune`.
         """
-        result = read_entry(self._keys, f"{key.hex}.json", _result)
+        result = read_entry(self._keys, f"{key.hex}.json", _decode_result)
         if result is None:
             return None
         path = self._path(result.digest)
@@ -171,7 +171,7 @@ class LayerCache:
         return self._blobs / "sha256" / digest.hex
 
 
-def _result(value: Any) -> LayerResult:
+def _decode_result(value: Any) -> LayerResult:
     size = value["size"]
     if type(size) is not int or size < 0:
         raise ValueError(f"a layer cannot have {size!r} bytes")
