@@ -121,7 +121,9 @@ class ImageOptions:
         WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
     )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
-    signed: Signed = None
+    signed: str | None = option(
+        HOW, "With --sign, continue this public key's records too. To serve, the stamp must be signed by it.", "KEY"
+    )
     minimum_record: MinimumRecord = None
     bytecode: bool | None = option(
         HOW, "Compile modules: larger, and starts faster; by default to serve.", None, "--bytecode/--no-bytecode",
