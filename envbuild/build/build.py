@@ -23,7 +23,7 @@ from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
-from envbuild.lock.run import LockedRun, Options, lock_stack
+from envbuild.lock.run import LockResult, Options, lock_stack
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
@@ -210,7 +210,7 @@ def _base(order: Order, plan: Plan, report: Reporter) -> Base:
     return base
 
 
-def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> LockedRun:
+def _lock(order: Order, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> LockResult:
     stack = plan.stack
     report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {order.resolver}")
     options = Options(

@@ -12,7 +12,7 @@ from envbuild.image.assembler import Assembled, Compiling
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
 from envbuild.lock.formats import pylock_text
-from envbuild.lock.run import LockedRun, confirm
+from envbuild.lock.run import LockResult, verify_files
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COMPILING = "compiling {} modules with the base's own Python"
 
 
-def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
+def is_proven(manifest: TrainingManifest, run: LockResult) -> bool:
     """Whether a complete record has every wheel of the lock, each is the run's own file, and none was left out."""
     identical = {it.name for it in run.proof.those("identical")}
     return manifest.source.complete and not run.left_out and identical == {wheel.name for wheel in run.lock.wheels}
@@ -43,7 +43,7 @@ class Builder(ABC):
     plan: Plan
     recipe: Recipe
     base: Base
-    run: LockedRun
+    run: LockResult
     shared: SharedCache | None
     report: Reporter
     target: Reference | None
@@ -59,7 +59,7 @@ class Builder(ABC):
 
     def part(
         self,
-        run: LockedRun,
+        run: LockResult,
         made: Assembled | Image,
         pushed: PushResult | None,
         *,
@@ -120,7 +120,7 @@ class Builder(ABC):
         cache.note(self.loading_key, value=True, share=False)
 
     def try_imports(
-        self, run: LockedRun, image: Image | None, settings: IndexSettings, place: "Place | None" = None
+        self, run: LockResult, image: Image | None, settings: IndexSettings, place: "Place | None" = None
     ) -> "Imports | None":
         """Import in the image what the run imported; None if that is proven or not requested. VerifyError.
 
@@ -134,14 +134,14 @@ class Builder(ABC):
 
         return try_imports(self, run, image, settings, place)
 
-    def confirmed(self, verified_members: Mapping[Digest, Collection[str]]) -> LockedRun:
+    def confirmed(self, verified_members: Mapping[Digest, Collection[str]]) -> LockResult:
         """Compare the metadata of the index with the files that it served, and correct the proof."""
-        confirmed = confirm(self.run, self.order.cache, verified_members)
+        confirmed = verify_files(self.run, self.order.cache, verified_members)
         if self.order.require_identical:
             confirmed.proof.require_identical()
         return confirmed
 
-    def pylock(self, run: LockedRun) -> bytes:
+    def pylock(self, run: LockResult) -> bytes:
         """The lock as it is stamped and lies in the context."""
         return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
 

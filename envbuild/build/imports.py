@@ -8,8 +8,8 @@ from packaging.utils import canonicalize_name
 from envbuild.build.builder import Builder
 from envbuild.errors import counted
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.resolution import open_question
-from envbuild.lock.run import LockedRun
+from envbuild.lock.resolution import open_session
+from envbuild.lock.run import LockResult
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.pins import broken_hand_limits
@@ -31,7 +31,7 @@ _ASKED_FOR = frozenset({"requirements", "mlflow", "conda-environment"})
 
 
 def try_imports(
-    builder: Builder, run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None = None
+    builder: Builder, run: LockResult, image: Image | None, settings: IndexSettings, place: Place | None = None
 ) -> Imports:
     """Import in the image what the run imported; VerifyError.
 
@@ -67,16 +67,16 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
-def _import(builder: Builder, run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+def _import(builder: Builder, run: LockResult, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
     if place.runner is None:
         check_metadata(run, builder.plan.manifest, builder.order.cache)
         builder.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
         return Imports(place="metadata")
     versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
     modules: dict[str, str] = {}
-    with open_question((), run.lock.target, settings, builder.order.cache) as question:
+    with open_session((), run.lock.target, settings, builder.order.cache) as session:
         for wheel in (it for it in run.lock.wheels if it.name in names):
-            main = _main_module(wheel.name.replace("-", "_"), question.reader.files(wheel) or ())
+            main = _main_module(wheel.name.replace("-", "_"), session.reader.files(wheel) or ())
             modules |= dict.fromkeys(main, wheel.version)
     first = [builder.plan.stack.framework] if builder.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in run.lock.wheels}

@@ -73,7 +73,7 @@ class Order:
     """Folders to take wheels from."""
     offline: bool = False
     """Whether folders are all that may be asked for wheels."""
-    exclude_newer: str | None = None
+    as_of: str | None = None
     """As of which moment an incomplete record is completed: `none` for no date, None for the record's own."""
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine:
         cuda_source=order.cuda_source,
         overrides=order.overrides,
         machine=machine,
-        exclude_newer=order.exclude_newer,
+        as_of=order.as_of,
         drop=order.drop,
     )
     if order.base:

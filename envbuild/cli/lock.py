@@ -16,7 +16,7 @@ from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from envbuild.lock.model import Target
-    from envbuild.lock.run import LockedRun, Options
+    from envbuild.lock.run import LockResult, Options
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
@@ -113,7 +113,7 @@ def _lock(
     progress: Progress,
     *,
     identical: bool,
-) -> "LockedRun":
+) -> "LockResult":
     """Lock, compare with the lock that exists, fetch for --download, and write the lock."""
     from envbuild.lock.formats import read_held, write_lock
     from envbuild.lock.run import lock_stack, refuse_changed
@@ -154,7 +154,7 @@ def _decide(manifest: "TrainingManifest", locks: LockOptions, platform: str | No
         cuda_source=locks.cuda_source,
         overrides=overrides,
         machine=platform,
-        exclude_newer=locks.exclude_newer,
+        as_of=locks.exclude_newer,
         drop=locks.drop or (),
     )
     return stack, profiles.glibc_of(stack.base)
@@ -177,21 +177,21 @@ def _target(
     return found.target
 
 
-def _download(folder: Path, locked: "LockedRun", options: "Options", progress: Progress) -> "LockedRun":
+def _download(folder: Path, locked: "LockResult", options: "Options", progress: Progress) -> "LockResult":
     from envbuild.lock.download import fetch
     from envbuild.lock.formats import write_wheelhouse
-    from envbuild.lock.run import confirm
+    from envbuild.lock.run import verify_files
 
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
     files = fetch(wheels, options.cache, reporter=progress, settings=options.settings)
     fetched = {wheel.sha256: path for wheel, path in files}
-    confirmed = confirm(locked, options.cache)
+    confirmed = verify_files(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)
     return confirmed
 
 
-def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
+def _result(locked: "LockResult", out: Path, started: float) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {

@@ -225,7 +225,7 @@ class OrderOptions:
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
             resolver=locks.resolver,
-            exclude_newer=locks.exclude_newer,
+            as_of=locks.exclude_newer,
             out=Path(image.out),
             templates=Path(builder.template) if builder.template else None,
             builder=builder.builder,

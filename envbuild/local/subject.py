@@ -240,7 +240,7 @@ def order_of(subject: Subject, choice: Choice, building: Building, out: Path) ->
         variant=choice.variant,
         base=base,
         drop=lock.dropped if lock else (),
-        exclude_newer=lock.exclude_newer if lock else None,
+        as_of=lock.as_of if lock else None,
         resolver="uv",
         out=out,
         push=None,

@@ -80,9 +80,9 @@ class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
     def __init__(
-        self, client: Client, cache: Path | None, checked: Mapping[Digest, Collection[str]] | None = None
+        self, client: Client, cache: Path | None, verified_members: Mapping[Digest, Collection[str]] | None = None
     ) -> None:
-        self._client, self._cache, self._checked = client, cache, checked or {}
+        self._client, self._cache, self._verified_members = client, cache, verified_members or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
@@ -135,7 +135,7 @@ class FactReader:
         file = None if known is not None else self._checked_file(wheel)
         if file is None:
             return known or ""
-        found = _record_mismatch(wheel, file, self._client, self._checked.get(wheel.sha256, ()))
+        found = _record_mismatch(wheel, file, self._client, self._verified_members.get(wheel.sha256, ()))
         self._store(wheel, *_TRUTHS, found)
         return found
 
@@ -253,12 +253,12 @@ def _top_level(path: str) -> str:
     return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
 
 
-def _record_mismatch(wheel: LockedWheel, path: Path, client: Client, checked: Collection[str]) -> str:
-    """Compare every file that is not in `checked` with RECORD, which installers do not do."""
+def _record_mismatch(wheel: LockedWheel, path: Path, client: Client, verified_members: Collection[str]) -> str:
+    """Compare every file that is not in `verified_members` with RECORD, which installers do not do."""
     with _open_wheel(wheel, path, client) as (archive, _):
         member = _members(archive).get("RECORD")
         rows = _rows(_text(archive, member) if member else "")
-        unread = [it for it in _listed(archive) if it.filename not in checked]
+        unread = [it for it in _listed(archive) if it.filename not in verified_members]
         right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
     return "" if right else "has files that are not what its RECORD says"
 

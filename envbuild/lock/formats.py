@@ -21,7 +21,7 @@ from envbuild.validation import read_values
 
 if TYPE_CHECKING:
     from envbuild.lock.identity import Proof
-    from envbuild.lock.run import LockedRun
+    from envbuild.lock.run import LockResult
 
 WHEELS = "wheels"
 """The folder beside a lock that holds the wheels that no index has."""
@@ -78,7 +78,7 @@ def pylock_text(
         *_names_line("slim", lock.slim),
         *_names_line("dropped", lock.dropped),
         *_names_line("direct", lock.direct),
-        *([f"exclude-newer = {toml_string(lock.exclude_newer)}"] if lock.exclude_newer else []),
+        *([f"exclude-newer = {toml_string(lock.as_of)}"] if lock.as_of else []),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
@@ -124,7 +124,7 @@ def read_held(folder: Path) -> Lock | None:
         raise LockError(f"the folder has another lock: {error.what}", where=str(path), todo=todo) from error
 
 
-def write_lock(folder: Path, run: "LockedRun") -> None:
+def write_lock(folder: Path, run: "LockResult") -> None:
     """Write requirements.txt, pylock.toml and the wheels that no index has, all of it or nothing."""
     with staged_folder(folder) as staged:
         copy_local(run.lock, staged)
@@ -237,7 +237,7 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         slim=tuple(sorted(table.slim)),
         dropped=tuple(sorted(table.dropped)),
         direct=tuple(it for it in sorted(table.direct) if it in wheels and _ADDRESS.fullmatch(wheels[it].url)),
-        exclude_newer=table.exclude_newer,
+        as_of=table.exclude_newer,
     )
 
 

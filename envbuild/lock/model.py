@@ -110,15 +110,15 @@ class Lock:
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
     base: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """`name`, `digest` and `mirror_of` of the base that it was made for, as far as the file has them; sorted."""
-    remarks: tuple[str, ...] = field(default=(), compare=False)
-    """Remarks on the date of what was added to an incomplete record."""
+    date_warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What was added to an incomplete record as of another date than its own, or without one."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
     """Names of wheels that came from an address of their own, which no index need have; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that `--drop` left out; sorted."""
-    exclude_newer: str | None = field(default=None, compare=False)
+    as_of: str | None = field(default=None, compare=False)
     """The moment as of which an incomplete record was completed, `none` for no limit; None where nothing was added."""
 
     @property

@@ -299,7 +299,7 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
         base=base,
         overrides=overrides,
         drop=order.drop or start.lock.dropped,
-        exclude_newer=order.exclude_newer or start.lock.exclude_newer,
+        as_of=order.as_of or start.lock.as_of,
     )
 
 

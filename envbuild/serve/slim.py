@@ -23,7 +23,7 @@ from envbuild.lock.dependencies import Declared, marker_environment, needed
 from envbuild.lock.download import Arrivals
 from envbuild.lock.facts import FactReader
 from envbuild.lock.model import Lock, LockedWheel
-from envbuild.lock.resolution import open_question
+from envbuild.lock.resolution import open_session
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json, history_lines
@@ -56,11 +56,11 @@ def find_slimmed(
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
-    with open_question((), lock.target, order.index_settings(), options.cache) as question:
-        declared = _declared(question.reader, (*lock.wheels, *above.wheels), report)
+    with open_session((), lock.target, order.index_settings(), options.cache) as session:
+        declared = _declared(session.reader, (*lock.wheels, *above.wheels), report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
         candidates = [it for it in lock.wheels if it.name in most.lock.slim] if modules else []
-        brought = {it.name: question.reader.modules(it) for it in candidates}
+        brought = {it.name: session.reader.modules(it) for it in candidates}
         # A wheel whose modules are not known may be imported.
         used = [name for name, its in brought.items() if its is None or not modules.isdisjoint(its)]
     found = slimmed(lock, origin.manifest, (*kept, *used), declared, training_only())

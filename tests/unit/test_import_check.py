@@ -13,7 +13,7 @@ from envbuild.files import data_folder
 from envbuild.lock.dependencies import Conflict
 from envbuild.lock.identity import Identity, Proof
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.lock.run import LockedRun
+from envbuild.lock.run import LockResult
 from envbuild.manifest.model import Source
 from envbuild.match.match import match
 from envbuild.match.profiles import load_profiles
@@ -172,7 +172,7 @@ RUN = ran("tensorflow", "tensorflow", "2.15.1", ("numpy", "1.26.4"), ("six", "1.
 INCOMPLETE = replace(RUN, source=Source(format="requirements", complete=False))
 
 
-def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=(), **more) -> LockedRun:
+def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=(), **more) -> LockResult:
     found = [
         LockedWheel(
             name=name, version=version, filename=f"{name}-{version}-py3-none-any.whl", size=1,
@@ -182,7 +182,7 @@ def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=()
     ]  # fmt: skip
     proof = Proof(identities=tuple(Identity(name=name, version="1", outcome="identical") for name in identical))
     target = Target(python="3.11.2", machine="x86_64", glibc="2.36")
-    return LockedRun(lock=Lock(target=target, wheels=tuple(found)), proof=proof, **more)
+    return LockResult(lock=Lock(target=target, wheels=tuple(found)), proof=proof, **more)
 
 
 def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
