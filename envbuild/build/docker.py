@@ -12,7 +12,7 @@ from envbuild.base.build import engine_login
 from envbuild.base.process import running
 from envbuild.build.builder import Builder
 from envbuild.build.context import Context, staged_context, why_wheelhouse
-from envbuild.build.order import PLATFORMS, Order, Part
+from envbuild.build.request import PLATFORMS, BuildRequest, PlatformImage
 from envbuild.engine.buildkit import (
     Built,
     Request,
@@ -62,9 +62,12 @@ class ContextBuilder(Builder):
             )
         wheelhouse = self.fetched_wheels(settings, secrets=True)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
-        with staged_context(self.context(wheelhouse=wheelhouse), self.order) as folder, secret_files(contents) as files:
+        with (
+            staged_context(self.context(wheelhouse=wheelhouse), self.request) as folder,
+            secret_files(contents) as files,
+        ):
             arguments = {"BASE": base} if base else {}
-            request = Request(
+            inputs = Request(
                 context=folder,
                 dockerfile="Dockerfile",
                 platform=PLATFORMS[self.recipe.target.machine],
@@ -73,22 +76,24 @@ class ContextBuilder(Builder):
                 secrets=files,
                 hidden=hidden_words(settings, contents),
             )
-            yield request, wheelhouse
+            yield inputs, wheelhouse
 
     def context(self, *, wheelhouse: bool) -> Context:
         """The build context of this image."""
-        return Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
+        return Context(
+            recipe=self.recipe, lock=self.locked.lock, pylock=self.pylock(self.locked), wheelhouse=wheelhouse
+        )
 
     def fetched_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
         """Get all wheels into the cache where the context has to have them."""
-        cache = LayerCache(self.order.cache)
+        cache = LayerCache(self.request.cache)
         packages = bool(self.system.packages)
         reason = why_wheelhouse(settings, secrets=secrets, needed=not self.is_loading_proven(cache), packages=packages)
         if not reason:
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        with Arrivals(self.order.cache, reporter=self.report, settings=settings) as arrivals:
+        with Arrivals(self.request.cache, reporter=self.report, settings=settings) as arrivals:
             arrivals.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
                 arrivals.path(wheel)
@@ -98,7 +103,7 @@ class ContextBuilder(Builder):
     @property
     def tags(self) -> tuple[str, ...]:
         """Without a tag of the user's one that tells who built it."""
-        return self.wanted_tags or (self.own_tag,)
+        return self.requested_tags or (self.own_tag,)
 
     @property
     def own_tag(self) -> str:
@@ -106,15 +111,15 @@ class ContextBuilder(Builder):
 
     def temporary_name(self) -> Reference:
         """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
-        assert self.target is not None
-        name = replace(self.target, tag=f"pushing-{secrets.token_hex(6)}")
-        self.until.callback(remove_tag, name, self.report)
+        assert self.push_to is not None
+        name = replace(self.push_to, tag=f"pushing-{secrets.token_hex(6)}")
+        self.resources.callback(remove_tag, name, self.report)
         return name
 
     def from_registry(self, digest: Digest) -> Image:
         """The image as the registry has it."""
-        assert self.target is not None
-        return self.marked(pull(self.target.at(digest), machine=self.recipe.target.machine))
+        assert self.push_to is not None
+        return self.marked(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
 
     def marked(self, image: Image) -> Image:
         """Tell the base's layers from those that were made."""
@@ -137,21 +142,21 @@ class ContextBuilder(Builder):
 INSTEAD = "leave out --builder docker, as envbuild needs no engine to build"
 
 
-def check_docker(order: Order) -> None:
+def check_docker(request: BuildRequest) -> None:
     """Refuse what this builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
-    if order.bytecode:
+    if request.bytecode:
         todo = "leave out --bytecode, or --builder docker"
         raise UsageError("only the assembler compiles modules", where="--bytecode", todo=todo)
-    if order.builder_name:
-        if not order.push:
-            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {order.builder_name}"
+    if request.builder_name:
+        if not request.push:
+            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {request.builder_name}"
             raise UsageError(what, where=where, todo="give --push REPOSITORY")
-        require_buildx(find_client(), order.builder_name)
+        require_buildx(find_client(), request.builder_name)
         return
-    if len(order.platforms) > 1:
+    if len(request.platforms) > 1:
         todo = "name a builder of buildx (--builder-name) and a repository (--push), or leave out --builder docker"
         raise UsageError("an engine builds for one platform at a time", where="--platform", todo=todo)
-    if order.stamp and order.load and not (order.push or order.archive):
+    if request.stamp and request.load and not (request.push or request.archive):
         what = "an image that only an engine has, has no digest that others find it by"
         raise UsageError(what, where="--stamp", todo="add --push REPOSITORY")
     with connected(INSTEAD) as engine:
@@ -163,39 +168,39 @@ class Docker(ContextBuilder):
 
     __slots__ = ()
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build with the engine's BuildKit."""
-        enter = self.until.enter_context
+        enter = self.resources.enter_context
         engine = enter(connected(INSTEAD))
         client = require_buildkit(engine, INSTEAD)
         base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
         # The context and the secrets are not needed any longer than the build.
-        with self.prepared(settings, base) as (request, wheelhouse):
+        with self.prepared(settings, base) as (inputs, wheelhouse):
             self.report.step(f"building by BuildKit, with the client {client.path}")
-            image = enter(built(engine, request, self.report, buildkit=client, running=running))
-        run = self.confirmed({})
+            image = enter(built(engine, inputs, self.report, buildkit=client, running=running))
+        locked = self.confirm_lock({})
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
-        imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
-        pushed, content = self._push(image) if self.target else (None, self._saved(image))
-        return self.part(
-            run,
+        imports = self.try_imports(locked, None, settings, Place(name="container engine", runner=there))
+        pushed, content = self._push(image) if self.push_to else (None, self._saved(image))
+        return self.result(
+            locked,
             content,
             pushed,
             imports=imports,
             wheelhouse=wheelhouse,
-            named=lambda name: image.tag(name, content),
+            tag_in_engine=lambda name: image.tag(name, content),
         )
 
     def _push(self, image: Built) -> tuple[PushResult, Image]:
-        self.report.step(f"pushing to {self.order.push}")
+        self.report.step(f"pushing to {self.request.push}")
         name = self.temporary_name()
         sent = push_image(image.client, image.id, name, engine_login(name), self.report)
-        pushed = PushResult(reference=name.at(sent.digest), uploaded=sent.sent, existing=0)
+        pushed = PushResult(reference=name.at(sent.digest), uploaded=sent.sent, not_sent=0)
         return pushed, self.from_registry(sent.digest)
 
     def _saved(self, image: Built) -> Image:
-        kept = not self.order.load or self.order.archive
-        folder = Path(self.until.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
+        kept = not self.request.load or self.request.archive
+        folder = Path(self.resources.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
         return self.marked(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
 
 
@@ -204,24 +209,25 @@ class Buildx(ContextBuilder):
 
     __slots__ = ()
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
-        client = require_buildx(find_client(), self.order.builder_name)
+        client = require_buildx(find_client(), self.request.builder_name)
         if not self.pullable():
             what = "a builder of buildx takes its base from a registry"
             todo = "push the base to a registry that the builder reaches, and give it by --base"
             raise UsageError(what, where=f"--base {self.base.name}", todo=todo)
-        assert self.target is not None, "the order was checked"
-        name, builder = self.target.name, self.order.builder_name
-        with self.prepared(settings, "") as (request, wheelhouse), TemporaryDirectory(prefix="envbuild-") as folder:
+        assert self.push_to is not None, "the request was checked"
+        name, builder = self.push_to.name, self.request.builder_name
+        with self.prepared(settings, "") as (inputs, wheelhouse), TemporaryDirectory(prefix="envbuild-") as folder:
             self.report.step(f"building by {client.path}'s builder {builder}, and pushing")
             metadata = Path(folder, "metadata.json")
-            build_remotely(client, request, name, builder, Transcript(request, self.report), running, metadata)
+            build_remotely(client, inputs, name, builder, Transcript(inputs, self.report), running, metadata)
             try:
                 digest = Digest.parse(json.loads(metadata.read_bytes())["containerimage.digest"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 what, todo = "buildx does not say what it pushed", "see that the builder can push to the registry"
                 raise BuildError(what, where=str(metadata), todo=todo) from error
-        image, run = self.from_registry(digest), self.confirmed({})
-        pushed = PushResult(reference=self.target.at(digest), uploaded=0, existing=0)
-        return self.part(run, image, pushed, imports=self.try_imports(run, image, settings), wheelhouse=wheelhouse)
+        image, locked = self.from_registry(digest), self.confirm_lock({})
+        pushed = PushResult(reference=self.push_to.at(digest), uploaded=0, not_sent=0)
+        imports = self.try_imports(locked, image, settings)
+        return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envbuild.cli.arguments import base_of, read_run, report_changes
+from envbuild.cli.arguments import base_of, import_record, report_changes
 from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
@@ -54,7 +54,7 @@ def run(
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
     with Progress() as progress:
-        had = read_run(manifest, progress, record)[2]
+        had = import_record(manifest, progress, record)[2]
         stack, base_glibc = _decide(had, locks, platform)
         options = Options(
             cache=cache_folder(),

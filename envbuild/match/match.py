@@ -24,7 +24,7 @@ from envbuild.match.run import (
     choose_wheel,
     decide_variant,
     find_release,
-    machine_of,
+    normalize_machine,
     own_builds,
     read_run,
 )
@@ -85,8 +85,8 @@ def match(
     options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=by_hand, as_of=_moment_of(as_of))
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
-    if machine and machine_of(machine) != run.machine:
-        moved_to = machine_of(machine)
+    if machine and normalize_machine(machine) != run.machine:
+        moved_to = normalize_machine(machine)
         reason = f"it was asked for; the run was on {run.machine}"
         decisions += (Decision("platform", f"Linux {moved_to}", reason, "--platform"),)
         # On another machine the build for the CPU need not have a label.
@@ -328,7 +328,7 @@ def show_release(
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise UsageError(f"{python!r} is not a version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
     named = _gpu_names(gpus)
-    run = _run(text, profiles, machine_of(machine), named)
+    run = _run(text, profiles, normalize_machine(machine), named)
     without = _without_gpu(_parsed(text)[1], gpus, named)
     variant: Variant = "gpu" if _variant(options, run, without).value == "gpu" else "cpu"
     version = python or options.overrides.python

@@ -123,7 +123,7 @@ def _api_errors(action: str, where: str, permission: str, role: str) -> Abstract
     return translated_errors(_SERVICE, where, RegistryError, explain)
 
 
-def check_repository(
+def ensure_repository(
     reference: Reference, *, create: bool = False, endpoint: str | None = None, seconds: float = _SECONDS
 ) -> Repository | None:
     """Check that the repository of a reference exists and is a standard Docker repository, or create it.

@@ -13,7 +13,7 @@ from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
-from envbuild.registry.push import PARALLEL, confirm, publish
+from envbuild.registry.push import PARALLEL, confirm_manifest, publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 
@@ -75,7 +75,7 @@ def copy_image(
         sent, mounted = _copy_blobs(here, source.repository, there, target.repository, largest_first, report)
         for part in lacking:
             there.put_manifest(target.repository, str(part.digest), part.data, part.media_type)
-        confirm(there, target, parts[-1].data)
+        confirm_manifest(there, target, parts[-1].data)
     reference = target.at(parts[-1].digest)
     if tag := target.tag or source.tag or (None if source.digest else source.target):
         publish({reference: (tag,)}, retry=retry)

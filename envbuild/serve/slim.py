@@ -52,7 +52,7 @@ def find_slimmed(
     what `above` and the extras require. LockError where a wheel's requirements cannot be read, UsageError for a program
     that cannot.
     """
-    lock, options = origin.parent.lock, order.order
+    lock, options = origin.parent.lock, order.build_request
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
@@ -101,10 +101,10 @@ def slim_parent(
     layers = [replace(it, created_by=line) for it, line in zip(parent.image.layers, lines, strict=True)]
     base = _base(parent, config, tuple(layers[:count]), recipe.python_path)
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
-    cache = LayerCache(order.order.cache, shared, report.note)
+    cache = LayerCache(order.build_request.cache, shared, report.note)
     theirs = {it.descriptor.digest: it for it in layers}
 
-    with Arrivals(order.order.cache, reporter=report, settings=order.index_settings()) as arrivals:
+    with Arrivals(order.build_request.cache, reporter=report, settings=order.index_settings()) as arrivals:
         arrivals.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, base, arrivals, cache, report.progress).image
         for layer in made.layers:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.build.builder import is_proven
+from envbuild.build.builder import is_as_in_run
 from envbuild.build.imports import imported_distributions
 from envbuild.errors import UsageError, VerifyError
 from envbuild.files import data_folder
@@ -187,11 +187,11 @@ def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=()
 
 def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
     pins = (("numpy", "1.26.4"), ("six", "1.17.0"))
-    assert is_proven(RUN, locked(*pins, identical=("numpy", "six")))
-    assert not is_proven(RUN, locked(*pins, identical=("numpy",)))
-    assert not is_proven(RUN, locked(*pins, ("swapped", "1"), identical=("numpy", "six")))
-    assert not is_proven(INCOMPLETE, locked(*pins, identical=("numpy", "six")))
-    assert not is_proven(RUN, locked(*pins, identical=("numpy", "six"), left_out=(("scipy", "by hand"),)))
+    assert is_as_in_run(RUN, locked(*pins, identical=("numpy", "six")))
+    assert not is_as_in_run(RUN, locked(*pins, identical=("numpy",)))
+    assert not is_as_in_run(RUN, locked(*pins, ("swapped", "1"), identical=("numpy", "six")))
+    assert not is_as_in_run(INCOMPLETE, locked(*pins, identical=("numpy", "six")))
+    assert not is_as_in_run(RUN, locked(*pins, identical=("numpy", "six"), left_out=(("scipy", "by hand"),)))
 
 
 def test_what_was_asked_for_by_name_is_imported_and_the_framework():

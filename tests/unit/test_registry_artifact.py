@@ -4,7 +4,7 @@ import pytest
 
 from envbuild.errors import RegistryError
 from envbuild.oci.reference import Reference
-from envbuild.registry.artifact_registry import Repository, check_repository
+from envbuild.registry.artifact_registry import Repository, ensure_repository
 from tests.fakes.artifact_registry import FakeArtifactRegistry
 
 NAME = "projects/proj/locations/europe-west1/repositories/images"
@@ -12,7 +12,7 @@ REFERENCE = Reference("europe-west1-docker.pkg.dev", "proj/images/app")
 
 
 def checked(api: FakeArtifactRegistry, *, create: bool = False) -> Repository:
-    found = check_repository(REFERENCE, create=create, endpoint=api.url)
+    found = ensure_repository(REFERENCE, create=create, endpoint=api.url)
     assert found
     return found
 
@@ -20,21 +20,21 @@ def checked(api: FakeArtifactRegistry, *, create: bool = False) -> Repository:
 def test_a_standard_docker_repository_is_right(monkeypatch):
     with FakeArtifactRegistry() as api:
         api.add(NAME)
-        check_repository(REFERENCE, endpoint=api.url)
+        ensure_repository(REFERENCE, endpoint=api.url)
         monkeypatch.setenv("ENVBUILD_ARTIFACT_REGISTRY_ENDPOINT", api.url)
-        check_repository(REFERENCE)
+        ensure_repository(REFERENCE)
     assert api.requests == [NAME, NAME]
 
 
 def test_a_project_of_a_domain_is_named_with_its_colon():
     with FakeArtifactRegistry() as api:
         api.add("projects/example.com:proj/locations/us/repositories/images")
-        check_repository(Reference("us-docker.pkg.dev", "example.com/proj/images/app"), endpoint=api.url)
+        ensure_repository(Reference("us-docker.pkg.dev", "example.com/proj/images/app"), endpoint=api.url)
 
 
 def test_a_repository_that_is_absent_comes_with_the_command_that_makes_it():
     with FakeArtifactRegistry() as api, pytest.raises(RegistryError, match="does not exist") as caught:
-        check_repository(REFERENCE, endpoint=api.url)
+        ensure_repository(REFERENCE, endpoint=api.url)
     assert caught.value.status == 404
     command = "gcloud artifacts repositories create images --repository-format=docker --location=europe-west1"
     assert caught.value.todo.startswith(f"{command} --project=proj, or ")
@@ -45,7 +45,7 @@ def test_a_refusal_names_the_permission():
     with FakeArtifactRegistry() as api:
         api.forbidden.add(NAME)
         with pytest.raises(RegistryError, match="Permission") as caught:
-            check_repository(REFERENCE, endpoint=api.url)
+            ensure_repository(REFERENCE, endpoint=api.url)
     assert caught.value.status == 403
     assert "artifactregistry.writer" in caught.value.todo
 
@@ -58,7 +58,7 @@ def test_a_repository_that_takes_no_images_is_refused(kind, words):
     with FakeArtifactRegistry() as api:
         api.add(NAME, **kind)
         with pytest.raises(RegistryError, match=words):
-            check_repository(REFERENCE, endpoint=api.url)
+            ensure_repository(REFERENCE, endpoint=api.url)
 
 
 @pytest.mark.filterwarnings("error")
@@ -82,13 +82,13 @@ def test_an_api_that_is_down_is_a_registry_error():
     with FakeArtifactRegistry() as api:
         url = api.url
     with pytest.raises(RegistryError, match="could not be reached"):
-        check_repository(REFERENCE, endpoint=url)
+        ensure_repository(REFERENCE, endpoint=url)
 
 
 def test_other_registries_are_not_asked_about():
     with FakeArtifactRegistry() as api:
-        assert check_repository(Reference("127.0.0.1:5000", "app"), create=True, endpoint=api.url) is None
-        assert check_repository(Reference("docker.io", "proj/app"), endpoint=api.url) is None
+        assert ensure_repository(Reference("127.0.0.1:5000", "app"), create=True, endpoint=api.url) is None
+        assert ensure_repository(Reference("docker.io", "proj/app"), endpoint=api.url) is None
     assert api.requests == []
 
 
@@ -102,14 +102,14 @@ def test_other_registries_are_not_asked_about():
 def test_hosts_of_container_registry_are_repositories_of_these_names(host, name):
     with FakeArtifactRegistry() as api:
         api.add(name)
-        found = check_repository(Reference(host, "proj/app"), endpoint=api.url)
+        found = ensure_repository(Reference(host, "proj/app"), endpoint=api.url)
     assert found
     assert found.name == name
 
 
 def test_a_reference_without_an_image_is_refused():
     with pytest.raises(RegistryError, match="names no image"):
-        check_repository(Reference("us-docker.pkg.dev", "proj/images"), endpoint="http://127.0.0.1:1")
+        ensure_repository(Reference("us-docker.pkg.dev", "proj/images"), endpoint="http://127.0.0.1:1")
 
 
 def test_a_repository_says_whether_its_tags_may_move():
@@ -124,7 +124,7 @@ def test_a_service_that_fails_for_a_moment_is_asked_again():
     with FakeArtifactRegistry() as api:
         api.add(NAME)
         api.fail("repository", 503, times=2)
-        assert check_repository(REFERENCE, endpoint=api.url)
+        assert ensure_repository(REFERENCE, endpoint=api.url)
     assert api.requests == [NAME] * 3
 
 
@@ -132,7 +132,7 @@ def test_a_service_that_keeps_failing_is_an_error_that_has_its_words():
     with FakeArtifactRegistry() as api:
         api.fail("repository", 503, times=99)
         with pytest.raises(RegistryError, match=r"cannot show .*said by the fake"):
-            check_repository(REFERENCE, endpoint=api.url, seconds=0.5)
+            ensure_repository(REFERENCE, endpoint=api.url, seconds=0.5)
 
 
 def test_an_api_that_is_off_comes_with_the_command_that_turns_it_on():
@@ -140,13 +140,13 @@ def test_an_api_that_is_off_comes_with_the_command_that_turns_it_on():
     with FakeArtifactRegistry() as api:
         api.fail("repository", 403, message=message)
         with pytest.raises(RegistryError, match="has not been used") as caught:
-            check_repository(REFERENCE, endpoint=api.url)
+            ensure_repository(REFERENCE, endpoint=api.url)
     assert caught.value.todo == "gcloud services enable artifactregistry.googleapis.com"
 
 
 def test_a_repository_is_created_when_that_is_asked_for():
     with FakeArtifactRegistry(polls=2) as api:
-        found = check_repository(REFERENCE, create=True, endpoint=api.url)
+        found = ensure_repository(REFERENCE, create=True, endpoint=api.url)
     assert found
     assert (found.created, found.name) == (True, NAME)
     made = api.repositories[NAME]
@@ -159,7 +159,7 @@ def test_a_repository_is_created_when_that_is_asked_for():
 def test_a_repository_that_is_there_is_not_created():
     with FakeArtifactRegistry() as api:
         api.add(NAME)
-        found = check_repository(REFERENCE, create=True, endpoint=api.url)
+        found = ensure_repository(REFERENCE, create=True, endpoint=api.url)
     assert found
     assert not found.created
     assert api.requests == [NAME]
@@ -199,7 +199,7 @@ def test_who_may_not_create_is_told_the_role(where):
         if where == "call":
             api.fail("create", 403)
         with pytest.raises(RegistryError, match="cannot create") as caught:
-            check_repository(REFERENCE, create=True, endpoint=api.url)
+            ensure_repository(REFERENCE, create=True, endpoint=api.url)
     assert caught.value.status == 403
     assert "artifactregistry.admin" in caught.value.todo
 
@@ -208,14 +208,14 @@ def test_a_location_that_is_none_is_said():
     with FakeArtifactRegistry() as api:
         api.fail("create", 404)
         with pytest.raises(RegistryError, match="project or location does not exist") as caught:
-            check_repository(REFERENCE, create=True, endpoint=api.url)
+            ensure_repository(REFERENCE, create=True, endpoint=api.url)
     assert "gcloud artifacts locations list" in caught.value.todo
 
 
 def test_without_credentials_nothing_is_asked_and_nothing_created(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    assert check_repository(REFERENCE) is None
+    assert ensure_repository(REFERENCE) is None
     with pytest.raises(RegistryError, match="without Google credentials") as caught:
-        check_repository(REFERENCE, create=True)
+        ensure_repository(REFERENCE, create=True)
     assert "--create-repository" in caught.value.todo
