@@ -176,7 +176,7 @@ def check_model_files(
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
     for this manifest need not be forced again. `stamp_before` is that stamp, as it was read at first.
     """
-    from envbuild.verify.rules.model import compare_files, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.rules.model import compare_files, size_note  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415
 
     uri, previous = request.stamp, stamp_before.continued
@@ -194,7 +194,7 @@ def check_model_files(
     if of_run is None and report:
         report.warn(f"{request.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
     if of_run and expected and present and report and not problem:
-        sizes = doubt(compare_files(expected, present, by_name=True))
+        sizes = size_note(compare_files(expected, present, by_name=True))
         if sizes:
             report.warn(f"the files of {uri} are as {request.manifest_name} records them{sizes}")
     content = content_of(present) if present else ModelFiles(files=(), file_count=None)

@@ -158,7 +158,7 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
         gaps=_gaps(run, pins, profiles, _as_of(run, options)),
         variables=tuple(sorted([*(GPU_VARIABLES if variant == "gpu" else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
-        decisions=overrides.mark((*decisions, *pins.decisions, *paths, base, *warnings)),
+        decisions=overrides.mark_overridden((*decisions, *pins.decisions, *paths, base, *warnings)),
         overrides=overrides.pairs,
     )
 

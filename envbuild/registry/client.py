@@ -248,7 +248,7 @@ class Registry:
             call = Call(
                 method="PUT",
                 url=_with_digest(place, descriptor.digest),
-                access=Access(host=self.host, repository=repository, action="push"),
+                access=self._access(repository, "push"),
                 headers=headers,
                 body=lambda: outgoing(opener, descriptor, progress or (lambda _: None), self._transport.check),
                 large=descriptor.size >= _LARGE,
@@ -265,8 +265,7 @@ class Registry:
 
         RegistryError for any failure: the blob must then be sent as others are.
         """
-        access = Access(host=self.host, repository=repository, action="push")
-        send = partial(Call, access=access, large=True, timeout=LONG_ANSWER)
+        send = partial(Call, access=self._access(repository, "push"), large=True, timeout=LONG_ANSWER)
         try:
             place = self._open_upload(repository)
             headers = {"Content-Type": "application/octet-stream"}
@@ -292,8 +291,7 @@ class Registry:
         place = self._retry.run(lambda _: self._open_upload(repository), pause=self._transport.pause)
         # Registries need not support DELETE; an open upload expires by itself.
         with suppress(RegistryError, Transient):
-            access = Access(host=self.host, repository=repository, action="push")
-            self._answer(Call(method="DELETE", url=place, access=access)).close()
+            self._answer(Call(method="DELETE", url=place, access=self._access(repository, "push"))).close()
 
     def _open_upload(self, repository: str) -> httpx.URL:
         """Open an upload; return its address."""
@@ -318,8 +316,10 @@ class Registry:
         url = self._root.join(f"/v2/{repository}/{path}")
         if query:
             url = url.copy_with(params=httpx.QueryParams(query))
-        access = Access(host=self.host, repository=repository, action=action)
-        return Call(method=method, url=url, access=access, **more)
+        return Call(method=method, url=url, access=self._access(repository, action), **more)
+
+    def _access(self, repository: str, action: str) -> Access:
+        return Access(host=self.host, repository=repository, action=action)
 
     def _send(self, call: Call) -> tuple[httpx.Response, bytes]:
         """Send with retries: the response and the body of a GET, of at most a manifest's size and one byte."""

@@ -24,7 +24,16 @@ from envbuild.stamp.record import ModelFiles, Stamp, StampedFile, StampedImage, 
 from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.model import Changes, being, compare_files, describe_file, digests, doubt, has_digest, listed
+from envbuild.verify.rules.model import (
+    Changes,
+    being,
+    compare_files,
+    describe_file,
+    digests,
+    has_digest,
+    listed,
+    size_note,
+)
 from envbuild.verify.sources import Side, side_of_manifest
 
 Slot = tuple[str, str, str]
@@ -220,7 +229,7 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
     if seen.common and not faults:
         files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
         them = "it" if len(seen.common) == 1 else "them"
-        says = f"the {files} as {f'the run saved {them}' if by_run else 'when it was stamped'}{doubt(seen)}"
+        says = f"the {files} as {f'the run saved {them}' if by_run else 'when it was stamped'}{size_note(seen)}"
         yield Finding(about="files", rule="artifact-files", agrees=True, says=says)
     yield from (replace(one, severity="note") for one in _differing(seen.extra, f"new since {since}", seen))
 
