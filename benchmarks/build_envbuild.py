@@ -16,7 +16,7 @@ from envbuild.image.assembler import Compiling, assemble, cache_keys, find_diffe
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import Arrivals
-from envbuild.lock.formats import read_held
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
@@ -31,7 +31,7 @@ def main() -> None:
     began = time.perf_counter()
     options = {"--bytecode"} & set(sys.argv)
     folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)
-    lock = read_held(Path(folder))
+    lock = read_existing_lock(Path(folder))
     assert lock, folder
     reference = Reference.parse(repository)
     with SharedCache(reference) as shared:

@@ -112,12 +112,14 @@ class Assembler(Builder):
             yield None
             return
         trust_registry = self.request.remote_cache
-        with Upload(self.push_to, report=self.report, landed=self._landed, trust_registry=trust_registry) as upload:
+        with Upload(
+            self.push_to, report=self.report, landed=self._publish_early, trust_registry=trust_registry
+        ) as upload:
             try:
                 yield upload
             except BaseException:
                 if self.shared:
-                    self.shared.stop()  # which `_landed` may be waiting for
+                    self.shared.stop()  # which `_publish_early` may be waiting for
                 raise
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
@@ -130,7 +132,7 @@ class Assembler(Builder):
         else:
             self.report.note("no wheel has to be read: every layer was made before")
 
-    def _landed(self, blob: GrowingBlob) -> None:
+    def _publish_early(self, blob: GrowingBlob) -> None:
         """Publish a layer that took long at once: a run that ends before its end need not send it again."""
         if self.shared and blob.descriptor and blob.diff_id:
             self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))

@@ -171,9 +171,9 @@ def _check_builder(request: BuildRequest) -> None:
 
         check_docker(request)
     if request.builder == "cloudbuild":
-        from envbuild.build.cloud import check, options_of  # noqa: PLC0415 - Google's library is slow to import
+        from envbuild.build.cloud import check_project, options_of  # noqa: PLC0415 - Google's library is slow to import
 
-        check(options_of(request))
+        check_project(options_of(request))
 
 
 def _check_tags(builder: Builder) -> None:

@@ -208,7 +208,7 @@ class Log:
                 return b""
 
 
-def failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
+def explain_failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
     """Explain a failed build: the step, what to do, and the last lines of its log."""
     step = next((step for step in build.steps if step.status in FAILED), None)
     what, todo = _ending(build, options, step)

@@ -49,7 +49,7 @@ class ContextBuilder(Builder):
     __slots__ = ()
 
     @contextmanager
-    def prepared(self, settings: IndexSettings, base: str) -> Iterator[tuple[Request, bool]]:
+    def prepare_context(self, settings: IndexSettings, base: str) -> Iterator[tuple[Request, bool]]:
         """Stage the context and the secrets; all of it is gone when the block ends.
 
         Yield what the builder is given, and whether the context has the wheels.
@@ -60,7 +60,7 @@ class ContextBuilder(Builder):
                 f"files that the run had from {names} can be another package's in this image, as pip installs all "
                 "packages in its own order; build with --builder assemble to get the run's files"
             )
-        wheelhouse = self.fetched_wheels(settings, secrets=True)
+        wheelhouse = self.fetch_wheels(settings, secrets=True)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
         with (
             staged_context(self.context(wheelhouse=wheelhouse), self.request) as folder,
@@ -84,7 +84,7 @@ class ContextBuilder(Builder):
             recipe=self.recipe, lock=self.locked.lock, pylock=self.pylock(self.locked), wheelhouse=wheelhouse
         )
 
-    def fetched_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
+    def fetch_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
         """Get all wheels into the cache where the context has to have them."""
         cache = LayerCache(self.request.cache)
         packages = bool(self.system.packages)
@@ -103,25 +103,25 @@ class ContextBuilder(Builder):
     @property
     def tags(self) -> tuple[str, ...]:
         """Without a tag of the user's one that tells who built it."""
-        return self.requested_tags or (self.own_tag,)
+        return self.requested_tags or (self.default_tag,)
 
     @property
-    def own_tag(self) -> str:
+    def default_tag(self) -> str:
         return f"docker-{self.recipe.environment.short}"
 
-    def temporary_name(self) -> Reference:
+    def temporary_tag(self) -> Reference:
         """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
         assert self.push_to is not None
         name = replace(self.push_to, tag=f"pushing-{secrets.token_hex(6)}")
         self.resources.callback(remove_tag, name, self.report)
         return name
 
-    def from_registry(self, digest: Digest) -> Image:
+    def pull_pushed(self, digest: Digest) -> Image:
         """The image as the registry has it."""
         assert self.push_to is not None
-        return self.marked(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
+        return self.mark_base_layers(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
 
-    def marked(self, image: Image) -> Image:
+    def mark_base_layers(self, image: Image) -> Image:
         """Tell the base's layers from those that were made."""
         below = [it.diff_id for it in self.base.image.layers]
         layers = [
@@ -131,7 +131,7 @@ class ContextBuilder(Builder):
         ]
         return replace(image, layers=tuple(layers))
 
-    def pullable(self) -> bool:
+    def is_base_pullable(self) -> bool:
         """Whether the base can be pulled by its digest from a registry."""
         try:
             return Reference.parse(self.base.name).digest is not None
@@ -173,15 +173,15 @@ class Docker(ContextBuilder):
         enter = self.resources.enter_context
         engine = enter(connected(INSTEAD))
         client = require_buildkit(engine, INSTEAD)
-        base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
+        base = "" if self.is_base_pullable() else enter(loaded_base(engine, self.base.image, self.report))
         # The context and the secrets are not needed any longer than the build.
-        with self.prepared(settings, base) as (inputs, wheelhouse):
+        with self.prepare_context(settings, base) as (inputs, wheelhouse):
             self.report.step(f"building by BuildKit, with the client {client.path}")
             image = enter(built(engine, inputs, self.report, buildkit=client, running=running))
         locked = self.confirm_lock({})
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
         imports = self.try_imports(locked, None, settings, Place(name="container engine", runner=there))
-        pushed, content = self._push(image) if self.push_to else (None, self._saved(image))
+        pushed, content = self._push(image) if self.push_to else (None, self._save(image))
         return self.result(
             locked,
             content,
@@ -193,15 +193,15 @@ class Docker(ContextBuilder):
 
     def _push(self, image: Built) -> tuple[PushResult, Image]:
         self.report.step(f"pushing to {self.request.push}")
-        name = self.temporary_name()
+        name = self.temporary_tag()
         sent = push_image(image.client, image.id, name, engine_login(name), self.report)
         pushed = PushResult(reference=name.at(sent.digest), uploaded=sent.sent, not_sent=0)
-        return pushed, self.from_registry(sent.digest)
+        return pushed, self.pull_pushed(sent.digest)
 
-    def _saved(self, image: Built) -> Image:
+    def _save(self, image: Built) -> Image:
         kept = not self.request.load or self.request.archive
         folder = Path(self.resources.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
-        return self.marked(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
+        return self.mark_base_layers(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
 
 
 class Buildx(ContextBuilder):
@@ -212,13 +212,16 @@ class Buildx(ContextBuilder):
     def build(self, settings: IndexSettings) -> PlatformImage:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
         client = require_buildx(find_client(), self.request.builder_name)
-        if not self.pullable():
+        if not self.is_base_pullable():
             what = "a builder of buildx takes its base from a registry"
             todo = "push the base to a registry that the builder reaches, and give it by --base"
             raise UsageError(what, where=f"--base {self.base.name}", todo=todo)
         assert self.push_to is not None, "the request was checked"
         name, builder = self.push_to.name, self.request.builder_name
-        with self.prepared(settings, "") as (inputs, wheelhouse), TemporaryDirectory(prefix="envbuild-") as folder:
+        with (
+            self.prepare_context(settings, "") as (inputs, wheelhouse),
+            TemporaryDirectory(prefix="envbuild-") as folder,
+        ):
             self.report.step(f"building by {client.path}'s builder {builder}, and pushing")
             metadata = Path(folder, "metadata.json")
             build_remotely(client, inputs, name, builder, Transcript(inputs, self.report), running, metadata)
@@ -227,7 +230,7 @@ class Buildx(ContextBuilder):
             except (OSError, ValueError, KeyError, TypeError) as error:
                 what, todo = "buildx does not say what it pushed", "see that the builder can push to the registry"
                 raise BuildError(what, where=str(metadata), todo=todo) from error
-        image, locked = self.from_registry(digest), self.confirm_lock({})
+        image, locked = self.pull_pushed(digest), self.confirm_lock({})
         pushed = PushResult(reference=self.push_to.at(digest), uploaded=0, not_sent=0)
         imports = self.try_imports(locked, image, settings)
         return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)

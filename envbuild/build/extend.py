@@ -60,7 +60,7 @@ def is_nameless(lock: Lock) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extended:
+class EngineChild:
     """The child in the engine."""
 
     id: str
@@ -87,7 +87,7 @@ def extend(
     options: Options,
     report: Reporter,
     label: str = "more",
-) -> Extended:
+) -> EngineChild:
     """Have an engine, by docker-py's client, get the child of an image: what requirements need beyond the lock `below`.
 
     The parent is a reference by digest, or an image that was made here. What the engine has is not sent; a child
@@ -102,20 +102,20 @@ def extend(
     name = child_name(digest, requirements, below, addition, label)
     known = client.images.list(name=f"{name.repository.removeprefix('library/')}:{name.tag}")
     if known:
-        return Extended(id=str(known[0].id), name=name)
+        return EngineChild(id=str(known[0].id), name=name)
     whole = find_parent(parent, below) if isinstance(parent, Reference) else Parent(image=parent, lock=below)
     report.step(f"adding {', '.join(requirements)} above the environment")
     above = lock_above(requirements, below, options)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
-    with extended(whole, above, addition, options, report) as made:
+    with assemble_extension(whole, above, addition, options, report) as made:
         loaded = load_into(client, made.image, [name], report)
     report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
-    return Extended(id=loaded.id, name=name, made=made, sent=loaded.sent)
+    return EngineChild(id=loaded.id, name=name, made=made, sent=loaded.sent)
 
 
 @contextmanager
-def extended(
+def assemble_extension(
     parent: Parent,
     above: Lock,
     addition: Addition,

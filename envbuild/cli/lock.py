@@ -115,10 +115,10 @@ def _lock(
     identical: bool,
 ) -> "LockResult":
     """Lock, compare with the lock that exists, fetch for --download, and write the lock."""
-    from envbuild.lock.formats import read_held, write_lock
+    from envbuild.lock.formats import read_existing_lock, write_lock
     from envbuild.lock.run import lock_stack, refuse_changed
 
-    held = read_held(out)
+    held = read_existing_lock(out)
     as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
     progress.step(f"locking {counted(len(stack.requirements), 'distribution')} with {options.resolver}{as_of}")
     locked = lock_stack(stack, target, had, options)

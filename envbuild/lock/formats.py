@@ -106,7 +106,7 @@ def toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def read_held(folder: Path) -> Lock | None:
+def read_existing_lock(folder: Path) -> Lock | None:
     """The lock in a folder, if there is one; LockError for another program's, UsageError where none can be written."""
     path = folder / PYLOCK
     for other in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):

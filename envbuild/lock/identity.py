@@ -92,7 +92,7 @@ class Absent(NamedTuple):
     successor: str = ""
 
 
-def prove(
+def prove_identity(
     locked: Lock,
     distributions: Iterable[Distribution],
     session: IndexSession,

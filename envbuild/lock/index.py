@@ -26,7 +26,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import LockError, UsageError
 from envbuild.files import home_folder
 from envbuild.lock.model import parsed_wheel
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url, local_path, read_settings
+from envbuild.lock.settings import IndexSettings, bare_url, local_path, page_url, read_settings
 from envbuild.network import enforce_minimum_rate, read_document, trusted_certificates
 from envbuild.oci.digest import Digest
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
@@ -138,7 +138,7 @@ def in_parallel(function: Callable[[Value], Result], values: Iterable[Value]) ->
         pool.shutdown(cancel_futures=True)
 
 
-def retried(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
+def run_with_retries(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
     """Run `action`, which asks for `url`, by RETRY as long as its error may be temporary; then raise LockError."""
 
     def attempt(_number: int) -> Result:
@@ -148,16 +148,16 @@ def retried(action: Callable[[], Result], url: str, pause: Callable[[float], obj
             answer = error.response if isinstance(error, httpx.HTTPStatusError) else None
             may_pass = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
             if not (answer.status_code in TRANSIENT_STATUSES if answer is not None else may_pass):
-                raise explained(error, url) from error
+                raise explain_error(error, url) from error
             seconds = answer.headers.get("Retry-After", "") if answer is not None else ""
             # The date form is ignored, as clocks differ.
             after = float(seconds) if re.fullmatch(r"[0-9]{1,9}", seconds) else None
-            raise Transient(explained(error, url), after=after) from error
+            raise Transient(explain_error(error, url), after=after) from error
 
     return RETRY.run(attempt, pause=pause)
 
 
-def explained(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> LockError:
+def explain_error(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> LockError:
     """Return the LockError for a failed request: what failed, and what the user can do."""
     what, todo = f"the package index could not be reached: {str(error) or type(error).__name__}", _CHECK_NETWORK
     if isinstance(error, httpx.InvalidURL):
@@ -247,9 +247,9 @@ def files_of(client: Client, settings: IndexSettings, project: str) -> tuple[Ind
     name = canonicalize_name(project)
     found: list[IndexFile] = []
     for index in settings.indexes:
-        found += _page(client, asked_url(index, name))
+        found += _page(client, page_url(index, name))
     for place in settings.find_links:
-        found += _page(client, asked_url(place)) if "://" in place else _folder(Path(place))
+        found += _page(client, page_url(place)) if "://" in place else _folder(Path(place))
     return tuple(file for file in found if file.name == name)
 
 
@@ -268,7 +268,7 @@ def size_of(client: Client, url: str) -> int:
             ranges = str(part.headers.get("Content-Range", ""))
             return ranges.rpartition("/")[2] or str(part.headers.get("Content-Length", ""))
 
-    if not (size := retried(ask, url)).isdigit():
+    if not (size := run_with_retries(ask, url)).isdigit():
         raise LockError("the index does not give the size of the file", where=bare_url(url), todo="use another index")
     return int(size)
 
@@ -328,7 +328,7 @@ def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
             data = read_document(answer.iter_bytes(), PAGE_LIMIT)
             return data, answer.encoding or "utf-8", str(answer.url)
 
-    found = retried(ask, url)
+    found = run_with_retries(ask, url)
     if found and len(found[0]) > PAGE_LIMIT:
         what = f"the page of an index has more than {PAGE_LIMIT >> 20} MiB"
         raise LockError(what, where=bare_url(url), todo="check the index and the proxy")
@@ -357,7 +357,7 @@ class RemoteFile(io.RawIOBase):
         self._client, self._url, self._at = client, url, 0
         self._spans: list[tuple[int, bytes]] = []
         self.size = 0
-        retried(self._fetch_tail, url)
+        run_with_retries(self._fetch_tail, url)
 
     def readable(self) -> bool:
         return True
@@ -394,7 +394,7 @@ class RemoteFile(io.RawIOBase):
         if length > _LIMIT:
             raise UnreadableError(f"a part of {length} bytes")
         if self._cached(start, length) is None:
-            retried(lambda: self._fetch(start, length), self._url)
+            run_with_retries(lambda: self._fetch(start, length), self._url)
 
     def _cached(self, start: int, length: int) -> bytes | None:
         for first, data in self._spans:

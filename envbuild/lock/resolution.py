@@ -117,7 +117,7 @@ def run_resolver(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def failure(session: IndexSession, output: str) -> LockError:
+def explain_failure(session: IndexSession, output: str) -> LockError:
     """Explain why a resolver failed: every distribution that has no wheel, else the resolver's own message."""
     named = [it for it in session.requirements if not _is_file(it)]
     pages = in_parallel(lambda requirement: session.files(requirement.name), named)
@@ -141,7 +141,7 @@ def failure(session: IndexSession, output: str) -> LockError:
     return LockError(what, where=session.settings.places, todo=todo)
 
 
-def complete(
+def complete_lock(
     session: IndexSession, chosen: Sequence[IndexFile], sizes: Sequence[int | None], yanked: Mapping[str, str]
 ) -> Lock:
     """Make the lock of the chosen files: ask for missing sizes, and raise UnlockableError when anything is missing."""
@@ -235,7 +235,7 @@ class UnsolvedError(Exception):
         self.undated = undated
 
 
-def fill(
+def fill_gaps(
     session: IndexSession, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]
 ) -> tuple[T, tuple[str, ...]]:
     """Resolve as of the date in the session's gaps; if nothing fits, as of a later date, or without one.
@@ -252,7 +252,7 @@ def fill(
     try:
         newest, relaxed = _newest(session, resolve, pinned, first)
     except UnsolvedError as error:
-        raise failure(session, str(error)) from error
+        raise explain_failure(session, str(error)) from error
     if recorded is None:
         return newest, ()
     now = "what the record lacks is taken from all releases that the index has now"

@@ -23,7 +23,15 @@ from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.formats import toml_string
 from envbuild.lock.index import IndexFile, in_parallel, index_file
 from envbuild.lock.model import Lock, Target, best_wheel, glibc_minor, ranked_tags
-from envbuild.lock.resolution import IndexSession, Limits, UnsolvedError, complete, failure, fill, open_session
+from envbuild.lock.resolution import (
+    IndexSession,
+    Limits,
+    UnsolvedError,
+    complete_lock,
+    explain_failure,
+    fill_gaps,
+    open_session,
+)
 from envbuild.lock.settings import IndexSettings, pip_environment, uv_environment, uv_program
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
@@ -73,7 +81,7 @@ class UvResolver(_Resolver):
         platforms = uv_platforms(target)
         with open_session(requirements, target, self.settings, self.cache, gaps, local=local) as session:
             alone = partial(self.resolve, requirements, target, local=local)
-            done, date_warnings = fill(session, partial(_uv_compile, session, platforms), alone)
+            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms), alone)
             try:
                 packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
             except (tomllib.TOMLDecodeError, PylockValidationError) as error:
@@ -83,7 +91,7 @@ class UvResolver(_Resolver):
             offers = [_chosen(it, target) for it in packages if it.archive is None]
             files, sizes = [file for file, _ in offers], [size for _, size in offers]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
-            return replace(complete(session, files, sizes, yanked), date_warnings=date_warnings)
+            return replace(complete_lock(session, files, sizes, yanked), date_warnings=date_warnings)
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -118,7 +126,7 @@ def resolve_tree(session: IndexSession, tree: Tree) -> dict[str, str]:
     texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()}
     done = _run(session, uv_platforms(session.target)[-1], options, texts)
     if done.returncode:
-        raise failure(session, done.stderr)
+        raise explain_failure(session, done.stderr)
     found = (line.partition("==") for line in done.stdout.splitlines() if "==" in line and not line.startswith("#"))
     return {canonicalize_name(name): version.split()[0] for name, _, version in found}
 
@@ -135,7 +143,7 @@ def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits)
         return done
     if first.returncode == _UV_UNSOLVED:
         raise UnsolvedError(first.stderr, undated=_UV_UNDATED in first.stderr)
-    raise failure(session, first.stderr)
+    raise explain_failure(session, first.stderr)
 
 
 def _run(
@@ -215,7 +223,7 @@ class PipToolsResolver(_Resolver):
             try:
                 # pip cannot override what a distribution requires, so nothing is relaxed.
                 alone = partial(Lock, target=target, wheels=())
-                pins_text, date_warnings = fill(session, partial(_pip_compile, session), alone)
+                pins_text, date_warnings = fill_gaps(session, partial(_pip_compile, session), alone)
             except LockError as error:
                 if isinstance(error.__cause__, UnsolvedError) and not isinstance(error, UnlockableError):
                     error.todo = f"{_USE_UV}; or {error.todo}"
@@ -234,7 +242,7 @@ class PipToolsResolver(_Resolver):
             if faults:
                 raise UnlockableError(faults, target, where=session.settings.places)
             yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
-            return replace(complete(session, chosen, [None] * len(chosen), yanked), date_warnings=date_warnings)
+            return replace(complete_lock(session, chosen, [None] * len(chosen), yanked), date_warnings=date_warnings)
 
 
 def check_host(target: Target) -> None:
@@ -279,7 +287,7 @@ def _pip_compile(session: IndexSession, limits: Limits) -> str:
             return answer.read_text() if answer.exists() else ""
     if any(text in done.stderr for text in (_PIP_UNDATED, *_PIP_UNSOLVED)):
         raise UnsolvedError(done.stderr, undated=_PIP_UNDATED in done.stderr)
-    raise failure(session, done.stderr)
+    raise explain_failure(session, done.stderr)
 
 
 def _pip_wheel(session: IndexSession, name: str, pins: Pins) -> IndexFile | Fault:

@@ -12,7 +12,7 @@ from envbuild.errors import LockError, counted
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
 from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
-from envbuild.lock.identity import Absent, Proof, allowed_files, prove
+from envbuild.lock.identity import Absent, Proof, allowed_files, prove_identity
 from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
@@ -168,7 +168,7 @@ def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lo
     return join_locks(added, lock_run(more, whole.target, (), replace(options, extras=(), upgrade=())).lock)
 
 
-def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Options) -> Iterator[str]:
+def find_unused(requirements: Sequence[str], below: Lock, above: Lock, options: Options) -> Iterator[str]:
     """Name the requirements locked above a lock that add nothing: another machine's, or unknown extras."""
     locked = {it.name: it for it in (*below.wheels, *above.wheels)}
     environment = marker_environment(below.target)
@@ -324,7 +324,7 @@ def _finish_lock(
             locked, added = _extend(locked, options.extras, resolver, session)
         absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
         absent |= {name: Absent(why) for name, why in first.left_out}
-        locked, proof, own_wheels = prove(locked, distributions, session, options.reporter, absent)
+        locked, proof, own_wheels = prove_identity(locked, distributions, session, options.reporter, absent)
         facts = session.reader.all_facts(locked.wheels)
     conflicts = _conflicts(locked, facts, distributions, options.changes)
     names = {wheel.name for wheel in locked.wheels}

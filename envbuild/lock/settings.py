@@ -79,7 +79,7 @@ def local_path(url: str) -> Path | None:
     return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
-def asked_url(url: str, project: str = "") -> str:
+def page_url(url: str, project: str = "") -> str:
     """The address of an index's page, of `project` if named, without login; the query stays, as it may be a token."""
     parts = urlsplit(url)
     path = f"{parts.path.rstrip('/')}/{project}/" if project else parts.path

@@ -97,7 +97,9 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     )
 
 
-def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
+def choose_packages(
+    wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str
+) -> Chosen:
     """Take the run's version of each package where the mirror has it, else its first one, with a warning."""
     requests, warnings = [], []
     for it in wanted:

@@ -23,7 +23,7 @@ from envbuild.files import home_folder
 from envbuild.network import read_document
 from envbuild.oci.reference import DOCKER_HUB
 from envbuild.registry.faults import Access, is_google, printable, redacted, refusal
-from envbuild.registry.transport import Transport, hop, translated_errors
+from envbuild.registry.transport import Transport, resolve_location, translated_errors
 from envbuild.retry import TRANSIENT_STATUSES, Transient
 
 _SCHEME = re.compile(r"[\s,]*([A-Za-z][A-Za-z0-9_-]*)(?=\s|,|$)")
@@ -284,7 +284,7 @@ class Authorizer:
         return self._found[1].credentials
 
     def _token(self, challenge: Challenge, scopes: tuple[str, ...], access: Access) -> _Token:
-        realm = hop(self._root, self._root.join("/v2/"), challenge.parameters["realm"])
+        realm = resolve_location(self._root, self._root.join("/v2/"), challenge.parameters["realm"])
         credentials, started = self._credentials(access), time.monotonic()
         service = challenge.parameters.get("service")
         if credentials and credentials.identity_token:

@@ -25,9 +25,9 @@ from envbuild.registry.transport import (
     Transport,
     api_root,
     blob_reader,
-    hop,
-    outgoing,
+    resolve_location,
     same_origin,
+    verified_chunks,
 )
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
 
@@ -190,7 +190,7 @@ class Registry:
             following = response.links.get("next", {}).get("url", "")
             if not following:
                 break
-            call = replace(call, url=hop(self._root, call.url, following))
+            call = replace(call, url=resolve_location(self._root, call.url, following))
         return pages
 
     def put_manifest(self, repository: str, target: str, data: bytes, media_type: str) -> None:
@@ -250,7 +250,7 @@ class Registry:
                 url=_with_digest(place, descriptor.digest),
                 access=self._access(repository, "push"),
                 headers=headers,
-                body=lambda: outgoing(opener, descriptor, progress or (lambda _: None), self._transport.check),
+                body=lambda: verified_chunks(opener, descriptor, progress or (lambda _: None), self._transport.check),
                 large=descriptor.size >= _LARGE,
                 timeout=LONG_ANSWER,
             )
@@ -270,7 +270,7 @@ class Registry:
             place = self._open_upload(repository)
             headers = {"Content-Type": "application/octet-stream"}
             with closing(self._answer(send(method="PATCH", url=place, headers=headers, body=pieces))) as response:
-                place = hop(self._root, place, response.headers.get("location") or str(place))
+                place = resolve_location(self._root, place, response.headers.get("location") or str(place))
             url = _with_digest(place, finished().digest)
             self._answer(send(method="PUT", url=url, body=lambda: b"")).close()
         except Transient as transient:
@@ -301,7 +301,7 @@ class Registry:
             if not location:
                 what = f"{self.host} opened no upload"
                 raise RegistryError(what, where=redacted(call.url), status=response.status_code)
-            return hop(self._root, call.url, location)
+            return resolve_location(self._root, call.url, location)
 
     def _call(
         self,
@@ -360,7 +360,7 @@ class Registry:
             if response.status_code not in _REDIRECTS or call.body is not None:
                 return response
             response.close()
-            url = hop(self._root, url, response.headers.get("location", ""))
+            url = resolve_location(self._root, url, response.headers.get("location", ""))
         raise RegistryError(f"{self.host} redirects without end", where=redacted(call.url))
 
 

@@ -12,7 +12,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
+from envbuild.registry.pull import ARCHITECTURES, choose_manifest, parse_fault, read_manifest
 from envbuild.registry.push import PARALLEL, confirm_manifest, publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
@@ -23,7 +23,7 @@ _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class CopyResult:
     """The result of a copy."""
 
     reference: Reference
@@ -58,7 +58,7 @@ def copy_image(
     machine: str | None = None,
     report: Reporter = SILENT,
     retry: Retry | None = None,
-) -> Copied:
+) -> CopyResult:
     """Copy an image, or an index with all its images, and give it the target's tag, else the source's.
 
     `machine` (`x86_64`) takes only its image out of an index. The tag comes last, so after an error no tag points to
@@ -81,7 +81,9 @@ def copy_image(
         publish({reference: (tag,)}, retry=retry)
     total = sum({blob.digest: blob.size for part in parts for blob in part.blobs}.values())
     digests = tuple(part.digest for part in parts)
-    return Copied(reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted)
+    return CopyResult(
+        reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted
+    )
 
 
 def _parts(registry: Registry, source: Reference, architecture: str | None) -> list[_Part]:
@@ -92,7 +94,7 @@ def _parts(registry: Registry, source: Reference, architecture: str | None) -> l
             value, data = read_manifest(registry, source, choose_manifest(value, architecture, source))
         return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
     except _WRONG as error:
-        what = f"{source} has a manifest that cannot be read ({reason(error)})"
+        what = f"{source} has a manifest that cannot be read ({parse_fault(error)})"
         raise RegistryError(what, where=str(source), todo="name an image with an OCI or Docker manifest") from error
 
 

@@ -20,7 +20,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import CHECK_REGISTRY, printable
-from envbuild.registry.pull import named_manifest
+from envbuild.registry.pull import fetch_manifest
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry, as_completed
 
@@ -33,7 +33,7 @@ PARALLEL = 4
 
 Landed = Callable[[GrowingBlob], None]
 """Gets, in another thread, a layer that was sent while it was written, once the registry has it."""
-How = Literal["sent", "mounted", "there"]
+BlobArrival = Literal["sent", "mounted", "there"]
 """How a blob came into the repository: sent, mounted from another repository, or there before."""
 
 
@@ -47,7 +47,7 @@ class PushResult:
     """Bytes of blobs that were sent."""
     not_sent: int
     """Bytes of blobs that were not sent: they were there before, or were mounted from another repository."""
-    blobs: Mapping[Digest, How] = field(default_factory=dict)
+    blobs: Mapping[Digest, BlobArrival] = field(default_factory=dict)
     """How each blob came there; if the whole image was there, only of blobs that were begun before."""
 
     @property
@@ -101,7 +101,7 @@ class Upload:
         self._reference, self._report, self._landed, self._trust_registry = reference, report, landed, trust_registry
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
-        self._uploads: dict[Digest, Future[How]] = {}
+        self._uploads: dict[Digest, Future[BlobArrival]] = {}
         # Their own threads, as they wait for the layers' writers.
         self._followers = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
         self._followed: dict[GrowingBlob, Future[bool]] = {}
@@ -164,7 +164,7 @@ class Upload:
             return False
         return True
 
-    def _send_all(self, image: Image) -> dict[Digest, How]:
+    def _send_all(self, image: Image) -> dict[Digest, BlobArrival]:
         """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
         for layer in sorted(image.layers, key=lambda it: (-it.descriptor.size, it.descriptor.digest)):
             self.offer(layer)
@@ -196,13 +196,13 @@ class Upload:
         self._landed(blob)
         return True
 
-    def _send(self, layer: Layer) -> How:
+    def _send(self, layer: Layer) -> BlobArrival:
         followed = [it for blob, it in list(self._followed.items()) if blob.descriptor == layer.descriptor]
         if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
-        how: How = "there"
+        how: BlobArrival = "there"
         if not registry.has_blob(repository, descriptor.digest, size=descriptor.size):
             mountable = host == self._reference.registry and source != repository
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
@@ -295,7 +295,7 @@ def publish(
         raise RegistryError(what, where=error.where, todo=error.todo, status=error.status) from error
     for reference, tags in images.items():
         with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-            found = named_manifest(registry, reference, reference.target)
+            found = fetch_manifest(registry, reference, reference.target)
             for tag in tags:
                 set_tag(registry, reference.repository, tag, found.data, found.media_type)
 

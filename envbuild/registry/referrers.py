@@ -18,7 +18,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
-from envbuild.registry.pull import named_manifest
+from envbuild.registry.pull import fetch_manifest
 from envbuild.retry import Retry
 
 EMPTY = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(b"{}"), 2)
@@ -68,7 +68,7 @@ class Referrer:
 
 def subject_of(registry: Registry, reference: Reference) -> Descriptor:
     """The descriptor of a tag's or digest's manifest, for an artifact's subject; RegistryError if there is none."""
-    found = named_manifest(registry, reference, reference.target)
+    found = fetch_manifest(registry, reference, reference.target)
     return Descriptor(found.media_type, Digest.of(found.data), len(found.data))
 
 

@@ -75,7 +75,7 @@ def _valid(url: httpx.URL) -> httpx.URL:
     return url
 
 
-def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
+def resolve_location(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
     """Resolve a Location or realm against `base`; RegistryError when a registry at `origin` may not send us there.
 
     A registry must not be able to make this machine talk to hosts that only this machine can see (the metadata
@@ -216,7 +216,9 @@ Progress = Callable[[int], None]
 """Gets the number of bytes of a blob that were sent, from 0 again for each try."""
 
 
-def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]) -> Iterator[bytes]:
+def verified_chunks(
+    opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]
+) -> Iterator[bytes]:
     """Yield a blob's bytes; BuildError before its last chunk when they are not the descriptor's.
 
     So no registry gets a complete wrong blob. `check` is called before each chunk and may raise to stop.

@@ -8,7 +8,7 @@ from datetime import datetime
 from packaging.requirements import InvalidRequirement, Requirement
 
 from envbuild.build.build import prepare_destinations
-from envbuild.build.extend import compiling_for, extended
+from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
 from envbuild.errors import RegistryError, UsageError, VerifyError
@@ -18,7 +18,7 @@ from envbuild.image.child import Addition, Parent, checked, find_child_differenc
 from envbuild.image.content import Content, measured
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
-from envbuild.lock.run import Options, lock_above, useless
+from envbuild.lock.run import Options, find_unused, lock_above
 from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
@@ -135,7 +135,9 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         if image is None:
             report.step("assembling the serving image")
             cache, options = LayerCache(order.build_request.cache, shared, report.note), _options(order, report)
-            made = extended(parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
+            made = assemble_extension(
+                parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
+            )
             image = until.enter_context(made).image  # its layers can be opened until the stack closes
         findings = _check_image(order, origin, image, server, slim, report)
         pushed = None
@@ -178,7 +180,7 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
     report.step(f"adding {', '.join(requirements)} above the environment")
     options = _options(order, report)
     above = lock_above(requirements, below, options)
-    for line in useless(order.extras, below, above, options):
+    for line in find_unused(order.extras, below, above, options):
         report.warn(line)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")

@@ -19,7 +19,7 @@ from envbuild.image.debian.layer import LINE as PACKAGES_LINE
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
-from envbuild.lock.dependencies import Declared, marker_environment, needed
+from envbuild.lock.dependencies import Declared, find_needed, marker_environment
 from envbuild.lock.download import Arrivals
 from envbuild.lock.facts import FactReader
 from envbuild.lock.model import Lock, LockedWheel
@@ -199,7 +199,7 @@ def slimmed(
     markers = marker_environment(lock.target)
     versions = {it.name: it.version for it in lock.wheels}
     training = listed(versions, patterns)
-    stay = needed((*_roots(manifest, versions, training, declared, markers), *kept), declared, markers, training)
+    stay = find_needed((*_roots(manifest, versions, training, declared, markers), *kept), declared, markers, training)
     gone = [it for it in lock.wheels if it.name not in stay]
     names = {it.name for it in gone}
     left = replace(
@@ -237,13 +237,13 @@ def _roots(
     marked = frozenset(str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested)
     required = {it for name in names for it in _direct(name, declared, markers) - {name}}
     asked = marked if marked >= set(names) - required - _TOOLS else frozenset()
-    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
+    brought = find_needed(training, declared, markers, training) if asked else frozenset[str]()
     asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
     return [name for name in names if name not in training and (name in asked or name not in brought)]
 
 
 def _direct(name: str, declared: Declared, markers: Mapping[str, str]) -> frozenset[str]:
-    return needed([name], {name: declared.get(name, ())}, markers)
+    return find_needed([name], {name: declared.get(name, ())}, markers)
 
 
 def imported(source: bytes) -> frozenset[str]:

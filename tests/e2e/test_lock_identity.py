@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch
-from envbuild.lock.formats import read_held
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Target
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options, lock_run
@@ -125,7 +125,7 @@ def test_a_commit_that_pip_installed_is_built_again(envbuild, tmp_path):
     assert "was installed from version control" in refused.stderr
     found = json.loads(envbuild("lock", manifest, "--out", tmp_path / "out", "--build", "--json", env=env).stdout)
     assert found["built"].keys() == {"idna"}
-    held = read_held(tmp_path / "out")
+    held = read_existing_lock(tmp_path / "out")
     assert held is not None
     [wheel] = [it for it in held.wheels if it.name == "idna"]
     [(_, path)] = fetch([wheel], tmp_path / "another machine")

@@ -14,7 +14,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch
-from envbuild.lock.formats import read_held, write_lock
+from envbuild.lock.formats import read_existing_lock, write_lock
 from envbuild.lock.run import lock_run
 from envbuild.lock.settings import read_settings, uv_program
 from envbuild.manifest.packages import Distribution, Origin
@@ -250,7 +250,7 @@ def test_built_wheels_are_kept_with_the_lock_which_then_serves_elsewhere(tmp_pat
     assert pylock["tool"]["envbuild"]["built"] == dict(run.built)
     assert str(tmp_path) not in (out / "pylock.toml").read_text() + (out / "requirements.txt").read_text()
     moved = out.rename(tmp_path / "another machine")
-    held = read_held(moved)
+    held = read_existing_lock(moved)
     assert held is not None
     assert held.wheels[0].sha256 == wheel.sha256
     found = {it.name: path.read_bytes() for it, path in fetch(held.wheels, tmp_path / "other cache")}

@@ -9,7 +9,7 @@ from envbuild.errors import RegistryError
 from envbuild.registry.auth import Challenge, challenges
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import printable, redacted, unreachable
-from envbuild.registry.transport import Transport, api_root, hop
+from envbuild.registry.transport import Transport, api_root, resolve_location
 from envbuild.retry import Retry
 from tests.fakes.registry import FakeRegistry
 
@@ -50,7 +50,7 @@ def test_a_port_that_is_none_is_a_registry_error():
     ],
 )
 def test_a_registry_may_send_its_clients_outwards(origin, location, target):
-    assert str(hop(httpx.URL(origin), httpx.URL(origin), location)) == target
+    assert str(resolve_location(httpx.URL(origin), httpx.URL(origin), location)) == target
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_registry_may_send_its_clients_outwards(origin, location, target):
 )
 def test_a_registry_may_not_send_its_clients_inwards_or_to_plain_http(origin, location):
     with pytest.raises(RegistryError) as caught:
-        hop(httpx.URL(origin), httpx.URL(origin), location)
+        resolve_location(httpx.URL(origin), httpx.URL(origin), location)
     assert "word" not in str(caught.value)
 
 

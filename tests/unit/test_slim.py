@@ -13,7 +13,7 @@ from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import assemble
 from envbuild.image.child import Addition, Parent, assemble_child
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.dependencies import needed
+from envbuild.lock.dependencies import find_needed
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import Framework
@@ -111,7 +111,7 @@ def test_nothing_that_stays_requires_what_is_left_out_and_nothing_goes_but_by_th
     stays = set(NAMES) - gone
     assert kept <= stays
     assert gone.isdisjoint(it for name in stays for it in declared[name])
-    assert gone <= needed(set(listed(NAMES, RULE)) & gone, declared, {})
+    assert gone <= find_needed(set(listed(NAMES, RULE)) & gone, declared, {})
 
 
 def test_the_list_names_nothing_twice_and_nothing_that_computes():
