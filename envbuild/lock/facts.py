@@ -91,9 +91,17 @@ class FactReader:
             return known
         file = self._checked_file(wheel)
         try:
-            found = _facts_of(wheel, file, self._client)
+            with _open_wheel(wheel, file, self._client) as (archive, opened):
+                members = _members(archive)
+                if isinstance(opened, RemoteFile):
+                    _prefetch(opened, members.values())
+                texts = {name: _text(archive, member) for name, member in members.items()}
+                record = texts.get("RECORD", "")
+                doubt, size = _doubt(archive, record), opened.seek(0, io.SEEK_END)
         except UnreadableError:
             return None
+        content, requires = None if doubt else record_content(record), requirements_of(texts.get("METADATA", ""))
+        found = WheelFacts(size=size, content=content, doubt=doubt, requires=requires)
         self._store(wheel, *_KINDS[file is None], asdict(found))
         return found
 
@@ -135,7 +143,13 @@ class FactReader:
         file = None if known is not None else self._checked_file(wheel)
         if file is None:
             return known or ""
-        found = _record_mismatch(wheel, file, self._client, self._verified_members.get(wheel.sha256, ()))
+        with _open_wheel(wheel, file, self._client) as (archive, _):  # installers do not compare files with RECORD
+            member = _members(archive).get("RECORD")
+            rows = _rows(_text(archive, member) if member else "")
+            verified = self._verified_members.get(wheel.sha256, ())
+            unread = [it for it in _listed(archive) if it.filename not in verified]
+            right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
+        found = "" if right else "has files that are not what its RECORD says"
         self._store(wheel, *_TRUTHS, found)
         return found
 
@@ -232,35 +246,12 @@ def _open_wheel(
         raise LockError(what, where=bare_url(wheel.url), todo=todo) from error
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: Client) -> WheelFacts:
-    with _open_wheel(wheel, path, client) as (archive, file):
-        members = _members(archive)
-        if isinstance(file, RemoteFile):
-            _prefetch(file, members.values())
-        texts = {name: _text(archive, member) for name, member in members.items()}
-        record = texts.get("RECORD", "")
-        doubt = _doubt(archive, record)
-        size = file.seek(0, io.SEEK_END)
-    content = None if doubt else record_content(record)
-    return WheelFacts(size=size, content=content, doubt=doubt, requires=requirements_of(texts.get("METADATA", "")))
-
-
 def _top_level(path: str) -> str:
     """`numpy` of `numpy/core/x.so`, `six` of `six.py`; empty for metadata (binary distribution format)."""
     first, *below = path.split("/")
     if first.endswith(".data") and below[:1] in (["purelib"], ["platlib"]):
         first = "".join(below[1:2])
     return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
-
-
-def _record_mismatch(wheel: LockedWheel, path: Path, client: Client, verified_members: Collection[str]) -> str:
-    """Compare every file that is not in `verified_members` with RECORD, which installers do not do."""
-    with _open_wheel(wheel, path, client) as (archive, _):
-        member = _members(archive).get("RECORD")
-        rows = _rows(_text(archive, member) if member else "")
-        unread = [it for it in _listed(archive) if it.filename not in verified_members]
-        right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
-    return "" if right else "has files that are not what its RECORD says"
 
 
 def _rows(record: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ def requirements_text(lock: Lock) -> bytes:
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
     lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
-    lock = replace(lock, wheels=tuple(_sorted(lock)))
+    lock = replace(lock, wheels=tuple(sorted(lock.wheels, key=lambda wheel: wheel.name)))
     lines += [f"{pin} \\\n    --hash={it.sha256}" for pin, it in zip(lock.pins, lock.wheels, strict=True)]
     return ("\n".join(lines) + "\n").encode()
 
@@ -70,7 +70,7 @@ def pylock_text(
         f"requires-python = {toml_string(f'=={target.python_minor}.*')}",
         'created-by = "envbuild"',
         "" if lock.wheels else "packages = []",
-        *(line for wheel in _sorted(lock) for line in _package_lines(wheel)),
+        *(line for it in sorted(lock.wheels, key=lambda it: it.name) for line in _package_lines(it)),
         "[tool.envbuild]",
         f"python = {toml_string(target.python)}",
         f"machine = {toml_string(target.machine)}",
@@ -162,10 +162,6 @@ def _copy(wheel: LockedWheel, source: Path | None, place: Path) -> None:
             size += file.write(chunk)
         if (hasher.hexdigest(), size) != (wheel.sha256.hex, wheel.size):
             raise LockError("a wheel changed since it was locked", where=str(source), todo="lock again")
-
-
-def _sorted(lock: Lock) -> list[LockedWheel]:
-    return sorted(lock.wheels, key=lambda wheel: wheel.name)
 
 
 def _package_lines(wheel: LockedWheel) -> Iterator[str]:

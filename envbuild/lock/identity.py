@@ -116,23 +116,19 @@ def prove_identity(
             own_wheels.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
         wheels.append(chosen)
     compared = {it.name for it in identities}
-    identities += [_absent(it, name, locked, absent or {}) for name, it in run.items() if name not in compared]
+    for name, had in ((name, it) for name, it in run.items() if name not in compared):
+        absence = (absent or {}).get(name, Absent("it is not among what was locked"))
+        successor = {name, canonicalize_name(absence.successor)}
+        other = next((it for it in locked.wheels if it.name in successor), None)
+        outcome: Outcome = "replaced" if other else "left out"
+        why = f"by {other.name} {other.version}" if other else absence.why
+        identities.append(Identity(name=name, version=had.version or "", outcome=outcome, why=why))
     named = {*run, *(canonicalize_name(it.successor) for it in (absent or {}).values())}
     why = "is not in the run's record"
     identities += [_identity(it, "added", why) for it in locked.wheels if it.name not in named]
     lock = replace(locked, wheels=tuple(wheels))
     proof = Proof(identities=tuple(sorted(identities, key=lambda it: it.name)))
     return lock, proof, tuple(own_wheels)
-
-
-def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
-    """The identity of a distribution of the run that the lock does not have in its version."""
-    known = absent.get(name, Absent("it is not among what was locked"))
-    successor = {name, canonicalize_name(known.successor)}
-    wheel = next((it for it in locked.wheels if it.name in successor), None)
-    outcome: Outcome = "replaced" if wheel else "left out"
-    why = f"by {wheel.name} {wheel.version}" if wheel else known.why
-    return Identity(name=name, version=had.version or "", outcome=outcome, why=why)
 
 
 def allowed_files(locked: Lock, distributions: Iterable[Distribution], session: IndexSession) -> Lock:
@@ -197,23 +193,17 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
         return " ".join(filter(None, ("was built by conda", origin.channel, origin.build))), None
     if origin.kind in {"vcs", "editable"}:
         return "was installed from its sources; this wheel was built from them again", None
-    own = _own_wheel(wheel, had, session)
+    siblings = _siblings(wheel, session)
+    known = {origin.sha256, *origin.hashes}
+    own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
+    if own is None and had.content_sha256 is not None:  # by its RECORD
+        facts = zip(siblings, session.reader.all_facts(siblings), strict=True)
+        own = next((it for it, fact in facts if fact and fact.content == had.content_sha256), None)
     if own is None:
         return "was built from source" if origin.kind == "index" else "is another build", None
     if best_wheel([(own.filename, own)], session.target) is None:
         return f"was {own.filename}, which does not fit {session.target}", None
     return "", locked_wheel(own, session.reader.size(own))
-
-
-def _own_wheel(wheel: LockedWheel, had: Distribution, session: IndexSession) -> IndexFile | None:
-    """The wheel of the release that the run installed, by its digest or by its RECORD."""
-    siblings = _siblings(wheel, session)
-    known = {had.origin.sha256, *had.origin.hashes}
-    own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
-    if own is not None or had.content_sha256 is None:
-        return own
-    facts = zip(siblings, session.reader.all_facts(siblings), strict=True)
-    return next((it for it, fact in facts if fact and fact.content == had.content_sha256), None)
 
 
 def _siblings(wheel: LockedWheel, session: IndexSession) -> list[IndexFile]:

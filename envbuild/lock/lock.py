@@ -10,9 +10,9 @@ from packaging.version import Version
 from envbuild.errors import LockError, UsageError
 from envbuild.lock.dependencies import Conflict, find_conflict, find_conflicts
 from envbuild.lock.faults import Fault, UnlockableError, archive_fault, hash_fault, origin_fault
-from envbuild.lock.model import Lock, Resolver, Target, same_version
+from envbuild.lock.model import Lock, Target, same_version
 from envbuild.lock.resolution import IndexSession, parsed_requirements
-from envbuild.lock.resolvers import Tree, resolve_tree
+from envbuild.lock.resolvers import Resolver, Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.manifest.packages import Distribution, exact_version, name_of

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -12,7 +12,7 @@ from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, pars
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
-from envbuild.match.stack import Gaps, Stack
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.validation import read_values
 
@@ -126,15 +126,6 @@ class Lock:
         """The wheels as requirements: by version, or by address where they came from one of their own."""
         names = set(self.direct)
         return tuple(f"{it.name} @ {it.url}" if it.name in names else f"{it.name}=={it.version}" for it in self.wheels)
-
-
-class Resolver(Protocol):
-    """Turns requirements into exact wheels; adds their dependencies only when there are gaps to fill."""
-
-    def resolve(
-        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
-    ) -> Lock:
-        """Lock all requirements, `local` from folders only; LockError names all that cannot be locked at once."""
 
 
 def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:

@@ -53,11 +53,6 @@ class IndexSession:
         """Everything that the indexes and folders have of a project."""
         return files_of(self.client, self.settings, name)
 
-    @property
-    def text(self) -> str:
-        """The requirements, one per line."""
-        return "".join(f"{requirement}\n" for requirement in self.requirements)
-
 
 @contextmanager
 def open_session(
@@ -119,7 +114,7 @@ def run_resolver(
 
 def explain_failure(session: IndexSession, output: str) -> LockError:
     """Explain why a resolver failed: every distribution that has no wheel, else the resolver's own message."""
-    named = [it for it in session.requirements if not _is_file(it)]
+    named = [it for it in session.requirements if not (it.url or "").startswith("file:")]
     pages = in_parallel(lambda requirement: session.files(requirement.name), named)
     offline = session.settings.offline
     faults = [diagnose(it, files, session.target, offline=offline) for it, files in zip(named, pages, strict=True)]
@@ -150,11 +145,12 @@ def complete_lock(
         Fault(str(it), "the resolver left it out", "name it by version, as in name==1.0")
         for it in session.requirements
         # A resolver may leave out what a marker excludes; a file was chosen before.
-        if it.marker is None and not _is_file(it) and canonicalize_name(it.name) not in names
+        if it.marker is None and not (it.url or "").startswith("file:") and canonicalize_name(it.name) not in names
     ]
     hashed = [_hashed(file) for file in chosen]
     todo = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
-    faults += [_pin_fault(file, "the index gives no sha256 for its wheel", todo) for file in hashed if not file.sha256]
+    why = "the index gives no sha256 for its wheel"
+    faults += [Fault(f"{file.name}=={file.version}", why, todo) for file in hashed if not file.sha256]
     faults += [fault for fault in in_parallel(lambda file: _confusion(session, file), hashed) if fault]
     if faults:
         raise UnlockableError(faults, session.target, where=session.settings.places)
@@ -167,17 +163,9 @@ def complete_lock(
 
 def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
     """A file of an index as part of a lock."""
-    assert file.sha256 is not None, "complete() refuses files without a hash"
-    version, sha256 = str(file.version), file.sha256
-    return LockedWheel(name=file.name, version=version, filename=file.filename, sha256=sha256, size=size, url=file.url)
-
-
-def _is_file(requirement: Requirement) -> bool:
-    return (requirement.url or "").startswith("file:")
-
-
-def _pin_fault(file: IndexFile, why: str, todo: str) -> Fault:
-    return Fault(f"{file.name}=={file.version}", why, todo)
+    assert file.sha256 is not None, "complete_lock refuses files without a hash"
+    name, version = file.name, str(file.version)
+    return LockedWheel(name=name, version=version, filename=file.filename, sha256=file.sha256, size=size, url=file.url)
 
 
 def _confusion(session: IndexSession, file: IndexFile) -> Fault | None:
@@ -194,7 +182,7 @@ def _confusion(session: IndexSession, file: IndexFile) -> Fault | None:
         return None
     here, there = (f"{bare_url(it.url)} with {it.sha256}" for it in (file, others[0]))
     todo = "find out which is right, and leave the index or folder that has the other out of pip's or uv's settings"
-    return _pin_fault(file, f"{file.filename} is at {here}, and at {there}", todo)
+    return Fault(f"{file.name}=={file.version}", f"{file.filename} is at {here}, and at {there}", todo)
 
 
 def _hashed(file: IndexFile) -> IndexFile:

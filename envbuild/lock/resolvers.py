@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,8 +45,7 @@ _UV_UNDATED = "is missing an upload date"
 """uv's message for a file without upload date, when a date was given."""
 _YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 """uv's warning of a withdrawn release, with its reason."""
-_Offer = tuple[IndexFile, int | None]
-"""A wheel and its size in bytes, where the index gives it."""
+
 _PIP_OPTIONS = (
     "--generate-hashes", "--allow-unsafe", "--strip-extras", "--quiet", "--no-config", "--no-header", "--no-annotate",
     "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options", "--rebuild",
@@ -62,16 +62,22 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Resolver:
-    """Where a resolver looks."""
+class Resolver(ABC):
+    """Turns requirements into exact wheels; adds their dependencies only when there are gaps to fill."""
 
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
 
+    @abstractmethod
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements, `local` from folders only; LockError names all that cannot be locked at once."""
 
-class UvResolver(_Resolver):
+
+class UvResolver(Resolver):
     """Resolves with `uv pip compile`."""
 
     def resolve(
@@ -88,8 +94,8 @@ class UvResolver(_Resolver):
                 todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
                 raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
             # A requirement that is a file is an archive there.
-            offers = [_chosen(it, target) for it in packages if it.archive is None]
-            files, sizes = [file for file, _ in offers], [size for _, size in offers]
+            chosen = [_choose_wheel(it, target) for it in packages if it.archive is None]
+            files, sizes = [file for file, _ in chosen], [size for _, size in chosen]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
             return replace(complete_lock(session, files, sizes, yanked), date_warnings=date_warnings)
 
@@ -158,7 +164,8 @@ def _run(
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         command = [uv_program(), "pip", "compile", "-", *common, *options]
-        return resolution.run_resolver(command, folder, uv_environment(session.settings), session.text)
+        text = "".join(f"{it}\n" for it in session.requirements)
+        return resolution.run_resolver(command, folder, uv_environment(session.settings), text)
 
 
 def _filling(session: IndexSession, limits: Limits) -> tuple[list[str], dict[str, str]]:
@@ -196,9 +203,9 @@ def _filling(session: IndexSession, limits: Limits) -> tuple[list[str], dict[str
     return options, files
 
 
-def _chosen(package: Package, target: Target) -> _Offer:
+def _choose_wheel(package: Package, target: Target) -> tuple[IndexFile, int | None]:
     """The one wheel of a package for the target, and its size where the index gives it."""
-    offers: list[_Offer] = []
+    offers: list[tuple[IndexFile, int | None]] = []
     for wheel in package.wheels or ():
         sha256 = wheel.hashes.get("sha256")
         file = index_file(f"{wheel.url}#sha256={sha256}" if sha256 else wheel.url) if wheel.url else None
@@ -209,7 +216,7 @@ def _chosen(package: Package, target: Target) -> _Offer:
     return best
 
 
-class PipToolsResolver(_Resolver):
+class PipToolsResolver(Resolver):
     """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
 
     def resolve(
@@ -277,7 +284,7 @@ def _pip_compile(session: IndexSession, limits: Limits) -> str:
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         folder = Path(name)
         asked, answer, bounds = folder / "requirements.in", folder / "requirements.txt", folder / "constraints.txt"
-        asked.write_text(session.text)
+        asked.write_text("".join(f"{it}\n" for it in session.requirements))
         bounds.write_text("".join(f"{it}\n" for it in (session.gaps.versions if session.gaps else ())))
         command = [sys.executable, "-P", "-m", "piptools", "compile", *_PIP_OPTIONS, "--constraint", str(bounds)]
         command += ["--uploaded-prior-to", limits.as_of] if limits.as_of else []

@@ -24,9 +24,9 @@ from envbuild.lock.lock import (
     required_distributions,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
+from envbuild.lock.model import Lock, LockedWheel, Target, same_version
 from envbuild.lock.resolution import IndexSession, locked_wheel, open_session, parsed_requirements
-from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
+from envbuild.lock.resolvers import PipToolsResolver, Resolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
     Commit,

@@ -9,8 +9,8 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.formats import read_pylock
-from envbuild.lock.model import Lock, Resolver
-from envbuild.lock.resolvers import PipToolsResolver, UvResolver
+from envbuild.lock.model import Lock
+from envbuild.lock.resolvers import PipToolsResolver, Resolver, UvResolver
 from envbuild.lock.run import Options, lock_run
 from envbuild.lock.settings import read_settings
 from envbuild.match.stack import Gaps
