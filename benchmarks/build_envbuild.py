@@ -82,7 +82,7 @@ def made(
             arrivals.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        begun = None if shared.trouble else upload.follow
+        begun = None if shared.last_error else upload.follow
         result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)

@@ -66,7 +66,7 @@ class Assembler(Builder):
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
         # By their RECORD these are the run's own wheels, so each of their files is compared with it.
-        identical = {it.name for it in self.locked.proof.those("identical")}
+        identical = {it.name for it in self.locked.proof.with_outcome("identical")}
         wheels_to_verify = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
         arrivals = self.resources.enter_context(Arrivals(self.request.cache, reporter=self.report, settings=settings))
@@ -75,7 +75,7 @@ class Assembler(Builder):
             arrivals.start(needed)
             offer = upload.offer if upload else lambda _layer: None
             # A layer is sent while it is made only where it is known that the registry lacks it.
-            follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
+            follow = upload.follow if upload and self.shared and self.shared.publishes_layers() else None
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
@@ -97,8 +97,8 @@ class Assembler(Builder):
             imports = self.try_imports(locked, assembled.image, settings)
             pushed = upload.finish(assembled.image) if upload else None
             cache.share(assembled.results)
-            if self.shared and self.shared.trouble:
-                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
+            if self.shared and self.shared.last_error:
+                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.last_error}")
         return self.result(locked, assembled, pushed, imports=imports)
 
     @property
@@ -113,7 +113,7 @@ class Assembler(Builder):
             return
         trust_registry = self.request.remote_cache
         with Upload(
-            self.push_to, report=self.report, landed=self._publish_early, trust_registry=trust_registry
+            self.push_to, report=self.report, on_sent=self._publish_early, trust_registry=trust_registry
         ) as upload:
             try:
                 yield upload

@@ -32,7 +32,7 @@ COMPILING = "compiling {} modules with the base's own Python"
 
 def is_as_in_run(manifest: TrainingManifest, locked: LockResult) -> bool:
     """Whether a complete record has every wheel of the lock, each is the run's own file, and none was left out."""
-    identical = {it.name for it in locked.proof.those("identical")}
+    identical = {it.name for it in locked.proof.with_outcome("identical")}
     return (
         manifest.source.complete and not locked.left_out and identical == {wheel.name for wheel in locked.lock.wheels}
     )

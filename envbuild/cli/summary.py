@@ -104,7 +104,7 @@ def _image_values(image: "PlatformImage") -> dict[str, Any]:
         "layers": [_layer_result(layer) for layer in layers],
         "identity": image.proof.to_dict(),
         "overrides": dict(image.plan.stack.overrides),
-        "added": [f"{it.name}=={it.version}" for it in image.proof.those("added")],
+        "added": [f"{it.name}=={it.version}" for it in image.proof.with_outcome("added")],
         "dropped": list(image.lock.dropped),
         "imports": image.imports.to_dict() if image.imports else None,
     }

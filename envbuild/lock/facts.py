@@ -86,10 +86,10 @@ class FactReader:
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
-        known = self._load(wheel, *_KINDS[self._file(wheel) is None], WheelFacts)
+        known = self._load(wheel, *_KINDS[self._find_file(wheel) is None], WheelFacts)
         if known:
             return known
-        file = self._checked_file(wheel)
+        file = self._find_intact_file(wheel)
         try:
             with _open_wheel(wheel, file, self._client) as (archive, opened):
                 members = _members(archive)
@@ -113,14 +113,14 @@ class FactReader:
     def files(self, wheel: WheelFile) -> tuple[str, ...] | None:
         """The paths in a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
         try:
-            with _open_wheel(wheel, self._checked_file(wheel), self._client) as (archive, _):
+            with _open_wheel(wheel, self._find_intact_file(wheel), self._client) as (archive, _):
                 return tuple(archive.namelist())
         except UnreadableError:
             return None
 
     def extras(self, wheel: WheelFile) -> frozenset[str] | None:
         """The extras that a wheel has, normalised; None where it cannot be read now."""
-        file = self._checked_file(wheel)
+        file = self._find_intact_file(wheel)
         with suppress(UnreadableError, LockError), _open_wheel(wheel, file, self._client) as (archive, _):
             member = _members(archive).get("METADATA")
             return extras_of(_text(archive, member)) if member else None
@@ -137,10 +137,10 @@ class FactReader:
         return self._load(wheel, *_TRUTHS, str) or ""
 
     def _mismatch(self, wheel: LockedWheel) -> str:
-        if self._file(wheel) is None:
+        if self._find_file(wheel) is None:
             return ""
         known = self._load(wheel, *_TRUTHS, str)
-        file = None if known is not None else self._checked_file(wheel)
+        file = None if known is not None else self._find_intact_file(wheel)
         if file is None:
             return known or ""
         with _open_wheel(wheel, file, self._client) as (archive, _):  # installers do not compare files with RECORD
@@ -171,11 +171,11 @@ class FactReader:
         found = self.facts(wheel) if path is None else None
         return found.size if found else size_of(self._client, wheel.url)
 
-    def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+    def find_false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
         """The wheels in the cache that differ from what an index sent of them in answers to range requests."""
         false = []
         for wheel in wheels:
-            claimed = self._load(wheel, *_KINDS[True], WheelFacts) if self._file(wheel) else None
+            claimed = self._load(wheel, *_KINDS[True], WheelFacts) if self._find_file(wheel) else None
             found = self.facts(wheel) if claimed else None
             if found and not found.doubt and found != claimed:
                 false.append(wheel)
@@ -183,7 +183,7 @@ class FactReader:
                     remove(self._cache / _name(wheel, "claims"))
         return false
 
-    def _file(self, wheel: WheelFile) -> Path | None:
+    def _find_file(self, wheel: WheelFile) -> Path | None:
         """The verified file in the cache, else the file in a folder of this machine."""
         if self._cache and wheel.sha256:
             path = wheel_path(self._cache, wheel.sha256)
@@ -191,11 +191,11 @@ class FactReader:
                 return path
         return local_path(wheel.url)
 
-    def _checked_file(self, wheel: WheelFile) -> Path | None:
+    def _find_intact_file(self, wheel: WheelFile) -> Path | None:
         """As `_file`, after checking the hash of a file in the cache."""
         with suppress(OSError):
             if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
-                return self._file(wheel)
+                return self._find_file(wheel)
         return local_path(wheel.url)
 
     def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T]) -> T | None:

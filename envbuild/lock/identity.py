@@ -44,22 +44,22 @@ class Proof:
     identities: tuple[Identity, ...]
     """Sorted by name."""
 
-    def those(self, outcome: Outcome) -> tuple[Identity, ...]:
+    def with_outcome(self, outcome: Outcome) -> tuple[Identity, ...]:
         """The identities with this outcome."""
         return tuple(it for it in self.identities if it.outcome == outcome)
 
     @property
     def summary(self) -> str:
         """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
-        head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
-        replaced = [f"{it.name} {it.why}" for it in self.those("replaced")]
-        left_out, added = ([it.name for it in self.those(outcome)] for outcome in ("left out", "added"))
+        head = f"{len(self.with_outcome('identical'))} of {len(self.identities)} identical"
+        replaced = [f"{it.name} {it.why}" for it in self.with_outcome("replaced")]
+        left_out, added = ([it.name for it in self.with_outcome(outcome)] for outcome in ("left out", "added"))
         for outcome, names in (("replaced", replaced), ("left out", left_out), ("added", added)):
             head += f", {len(names)} {outcome}: {listed(names, _SHOWN)}" if names else ""
-        differing = [*self.those("different build"), *self.those("locally modified")]
+        differing = [*self.with_outcome("different build"), *self.with_outcome("locally modified")]
         parts = [f"{it.name} {it.why}" for it in differing[:_SHOWN]]
         parts += [f"{len(differing) - _SHOWN} more differ"] if len(differing) > _SHOWN else []
-        if unknown := self.those("unknown"):
+        if unknown := self.with_outcome("unknown"):
             first, many = unknown[0], len(unknown)
             parts.append(f"{many} cannot be compared: {first.name}{', for one,' if many > 1 else ''} {first.why}")
         return "; ".join((head, *parts))
@@ -70,7 +70,7 @@ class Proof:
 
     def with_unknown(self, reasons: Mapping[str, str]) -> "Proof":
         """The proof where wheels, by name, whose RECORD proves nothing are `unknown` instead of `identical`."""
-        doubtful = {it.name for it in self.those("identical")} & reasons.keys()
+        doubtful = {it.name for it in self.with_outcome("identical")} & reasons.keys()
         pairs = ((it, replace(it, outcome="unknown", why=reasons.get(it.name, ""))) for it in self.identities)
         return Proof(identities=tuple(new if old.name in doubtful else old for old, new in pairs))
 
@@ -131,7 +131,7 @@ def prove_identity(
     return lock, proof, tuple(own_wheels)
 
 
-def allowed_files(locked: Lock, distributions: Iterable[Distribution], session: IndexSession) -> Lock:
+def choose_allowed_files(locked: Lock, distributions: Iterable[Distribution], session: IndexSession) -> Lock:
     """Take the file that the run's record allows, where a resolver took another one of the release."""
     run = {str(canonicalize_name(it.name)): it for it in distributions}
     wheels = []
@@ -139,7 +139,7 @@ def allowed_files(locked: Lock, distributions: Iterable[Distribution], session: 
         had, own = run.get(wheel.name), None
         allowed = set(had.origin.hashes) if had and same_version(had.version, wheel.version) else set()
         if allowed and wheel.sha256.hex not in allowed:
-            files = [it for it in _siblings(wheel, session) if it.sha256 and it.sha256.hex in allowed]
+            files = [it for it in _find_siblings(wheel, session) if it.sha256 and it.sha256.hex in allowed]
             own = best_wheel(((it.filename, it) for it in files), session.target)
         wheels.append(locked_wheel(own, session.reader.size(own)) if own else wheel)
     return replace(locked, wheels=tuple(wheels))
@@ -193,7 +193,7 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
         return " ".join(filter(None, ("was built by conda", origin.channel, origin.build))), None
     if origin.kind in {"vcs", "editable"}:
         return "was installed from its sources; this wheel was built from them again", None
-    siblings = _siblings(wheel, session)
+    siblings = _find_siblings(wheel, session)
     known = {origin.sha256, *origin.hashes}
     own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
     if own is None and had.content_sha256 is not None:  # by its RECORD
@@ -206,7 +206,7 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
     return "", locked_wheel(own, session.reader.size(own))
 
 
-def _siblings(wheel: LockedWheel, session: IndexSession) -> list[IndexFile]:
+def _find_siblings(wheel: LockedWheel, session: IndexSession) -> list[IndexFile]:
     """The other wheels of the release for this Python; those for the target's machine first."""
     pythons = {(tag.interpreter, tag.abi) for tag in ranked_tags(session.target)}
 

@@ -247,9 +247,9 @@ def files_of(client: Client, settings: IndexSettings, project: str) -> tuple[Ind
     name = canonicalize_name(project)
     found: list[IndexFile] = []
     for index in settings.indexes:
-        found += _page(client, page_url(index, name))
+        found += _fetch_page(client, page_url(index, name))
     for place in settings.find_links:
-        found += _page(client, page_url(place)) if "://" in place else _folder(Path(place))
+        found += _fetch_page(client, page_url(place)) if "://" in place else _list_folder(Path(place))
     return tuple(file for file in found if file.name == name)
 
 
@@ -317,7 +317,7 @@ class _Links(HTMLParser):
             self.links.append((href, values.get("data-requires-python"), yanked))
 
 
-def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
+def _fetch_page(client: Client, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
 
     def ask() -> tuple[bytes, str, str] | None:
@@ -335,7 +335,7 @@ def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
     return parse_page(found[0].decode(found[1], "replace"), found[2]) if found else ()
 
 
-def _folder(path: Path) -> tuple[IndexFile, ...]:
+def _list_folder(path: Path) -> tuple[IndexFile, ...]:
     """The files in a folder, or the one file."""
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else [path]

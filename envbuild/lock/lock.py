@@ -44,7 +44,7 @@ def lock(
     direct_wheels: dict[str, Direct] = {}
     run = {str(canonicalize_name(item.name)): item for item in kept}
     for name, found in (direct or {}).items():
-        fault = found.misfit(target) if isinstance(found, Direct) else found
+        fault = found.find_fault(target) if isinstance(found, Direct) else found
         if fault and name in run:
             origin_faults[name] = fault
         elif isinstance(found, Direct) and name in run:
@@ -158,11 +158,11 @@ def upgraded_pins(
     if absent := sorted(asked.keys() - {it.name for it in locked.wheels}):
         todo = "name a distribution of the run"
         raise UsageError(f"the run does not have {', '.join(absent)}", where="--upgrade-package", todo=todo)
-    overrides = tuple(text for name, text in _overrides(locked, session).items() if name not in asked)
+    overrides = tuple(text for name, text in _conflict_overrides(locked, session).items() if name not in asked)
     pins = {it.name: f"{it.name}=={it.version}" for it in locked.wheels}
     # With all of the run's pins preferred, a resolver would rather keep the old release than let others follow.
     framework = [pins[name] for name in sorted(pins.keys() & set(not_upgraded) - asked.keys())]
-    newest = _tree(session, [*map(str, asked.values()), *framework], Tree(overrides=overrides))
+    newest = _solve(session, [*map(str, asked.values()), *framework], Tree(overrides=overrides))
     stays = {*not_upgraded, *(name for name, _ in locked.yanked)}
     inputs = [f"{name}=={newest[name]}" for name in asked]
     for it in locked.wheels:
@@ -174,7 +174,7 @@ def upgraded_pins(
         else:
             inputs.append(f"{it.name}>={it.version}" if version.is_prerelease else it.name)
     tree = Tree(overrides=overrides, preferred=tuple(pins.values()), upgraded=tuple(asked))
-    return tuple(f"{name}=={version}" for name, version in sorted(_tree(session, inputs, tree).items()))
+    return tuple(f"{name}=={version}" for name, version in sorted(_solve(session, inputs, tree).items()))
 
 
 def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], session: IndexSession) -> tuple[Change, ...]:
@@ -197,11 +197,12 @@ def explain_changes(before: Lock, after: Lock, upgrades: Sequence[str], session:
 
 def extra_pins(locked: Lock, extras: Sequence[str], resolver: Resolver, session: IndexSession) -> tuple[str, ...]:
     """The pins that `extras` (requirements) add to a lock without moving its own; LockError names both sides."""
-    overrides = tuple(_overrides(locked, session).values())
+    overrides = tuple(_conflict_overrides(locked, session).values())
+    tree = Tree(constraints=constraints_of(locked, session), overrides=overrides)
     try:
-        found = _tree(session, extras, Tree(constraints=constraints_of(locked, session), overrides=overrides))
+        found = _solve(session, extras, tree)
     except LockError as error:
-        raise _both_sides(locked, extras, resolver, session, error) from error
+        raise _explain_conflict(locked, extras, resolver, session, error) from error
     names = {it.name for it in locked.wheels}
     return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if name not in names)
 
@@ -211,17 +212,17 @@ def constraints_of(locked: Lock, session: IndexSession) -> tuple[str, ...]:
     return (replace(locked, direct=()) if session.settings.offline else locked).pins
 
 
-def _tree(session: IndexSession, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
+def _solve(session: IndexSession, inputs: Sequence[str], tree: Tree) -> dict[str, str]:
     return resolve_tree(replace(session, requirements=parsed_requirements(inputs)), tree)
 
 
-def _both_sides(
+def _explain_conflict(
     locked: Lock, extras: Sequence[str], resolver: Resolver, session: IndexSession, error: LockError
 ) -> LockError:
     """Name what an extra requires and what the lock has instead; `error` where that cannot be found out."""
     pins = {it.name: it.version for it in locked.wheels}
     try:
-        free = _tree(session, extras, Tree())
+        free = _solve(session, extras, Tree())
         wheels = resolver.resolve(tuple(f"{name}=={version}" for name, version in free.items()), locked.target).wheels
     except LockError:
         return error
@@ -235,7 +236,7 @@ def _both_sides(
     return LockError("\n  - ".join([head, *sides]), where=error.where, todo=todo)
 
 
-def _overrides(locked: Lock, session: IndexSession) -> dict[str, str]:
+def _conflict_overrides(locked: Lock, session: IndexSession) -> dict[str, str]:
     """Overrides by name that make a resolver accept the lock's conflicts: the run had them too."""
     conflicts = find_conflicts(locked.wheels, session.reader.all_facts(locked.wheels), locked.target)
     never = "; python_version < '0'"

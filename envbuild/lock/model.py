@@ -28,8 +28,7 @@ _GLIBC = re.compile(r"2\.([0-9]{1,3})")
 _OLDEST = "2.17"
 """That of manylinux2014, the oldest that uv locks for."""
 
-Rank = Mapping[Tag, int]
-Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
+
 Named = TypeVar("Named")
 
 
@@ -149,7 +148,7 @@ def glibc_minor(target: Target) -> int:
 
 
 @lru_cache(maxsize=16)
-def ranked_tags(target: Target) -> Rank:
+def ranked_tags(target: Target) -> Mapping[Tag, int]:
     """Every tag that the target accepts, with its place: 0 is the best."""
     version = tuple(int(part) for part in target.python_minor.split("."))
     name = "cp" + "".join(map(str, version))
@@ -159,7 +158,7 @@ def ranked_tags(target: Target) -> Rank:
     return {tag: place for place, tag in reversed(list(enumerate(tags)))}
 
 
-def parsed_wheel(filename: str) -> Parsed | None:
+def parsed_wheel(filename: str) -> tuple[NormalizedName, Version, BuildTag, frozenset[Tag]] | None:
     """The name, version, build and tags in a wheel's file name; None for any other file."""
     try:
         return parse_wheel_filename(filename)

@@ -147,11 +147,11 @@ def complete_lock(
         # A resolver may leave out what a marker excludes; a file was chosen before.
         if it.marker is None and not (it.url or "").startswith("file:") and canonicalize_name(it.name) not in names
     ]
-    hashed = [_hashed(file) for file in chosen]
+    hashed = [_with_hash(file) for file in chosen]
     todo = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
     why = "the index gives no sha256 for its wheel"
     faults += [Fault(f"{file.name}=={file.version}", why, todo) for file in hashed if not file.sha256]
-    faults += [fault for fault in in_parallel(lambda file: _confusion(session, file), hashed) if fault]
+    faults += [fault for fault in in_parallel(lambda file: _find_confusion(session, file), hashed) if fault]
     if faults:
         raise UnlockableError(faults, session.target, where=session.settings.places)
     pairs = zip(hashed, sizes, strict=True)
@@ -168,7 +168,7 @@ def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
     return LockedWheel(name=name, version=version, filename=file.filename, sha256=file.sha256, size=size, url=file.url)
 
 
-def _confusion(session: IndexSession, file: IndexFile) -> Fault | None:
+def _find_confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     """The fault of a file that another place has under the same name with other bytes ("dependency confusion")."""
     settings = session.settings
     folders = [Path(place) for place in settings.find_links if "://" not in place]
@@ -176,7 +176,7 @@ def _confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     files = [index_file(path.as_uri()) for path in paths]
     pages = len(settings.indexes) + len(settings.find_links) - len(folders) + (local_path(file.url) is not None)
     files += session.files(file.name) if pages > 1 else ()
-    same_name = (_hashed(it) for it in files if it is not None and it.filename == file.filename)
+    same_name = (_with_hash(it) for it in files if it is not None and it.filename == file.filename)
     others = [it for it in same_name if it.sha256 not in {None, file.sha256}]
     if file.sha256 is None or not others:
         return None
@@ -185,7 +185,7 @@ def _confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     return Fault(f"{file.name}=={file.version}", f"{file.filename} is at {here}, and at {there}", todo)
 
 
-def _hashed(file: IndexFile) -> IndexFile:
+def _with_hash(file: IndexFile) -> IndexFile:
     """The file with its sha256, which is computed where the file is in a folder of this machine."""
     path = local_path(file.url) if file.sha256 is None else None
     if path is None:
@@ -238,7 +238,7 @@ def fill_gaps(
     except UnsolvedError as error:
         first = error
     try:
-        newest, relaxed = _newest(session, resolve, pinned, first)
+        newest, relaxed = _resolve_newest(session, resolve, pinned, first)
     except UnsolvedError as error:
         raise explain_failure(session, str(error)) from error
     if recorded is None:
@@ -249,12 +249,12 @@ def fill_gaps(
     if relaxed:
         with suppress(UnsolvedError):
             return resolve(Limits(as_of=recorded, relaxed=relaxed)), ()
-    as_of, found = _earliest(recorded, lambda as_of: resolve(Limits(as_of=as_of, relaxed=relaxed)), newest)
+    as_of, found = _resolve_earliest(recorded, lambda as_of: resolve(Limits(as_of=as_of, relaxed=relaxed)), newest)
     taken = f"what the record lacks is taken from those before {as_of}" if as_of else now
     return found, (f"no wheels uploaded before {recorded} fit together; {taken}",)
 
 
-def _newest(
+def _resolve_newest(
     session: IndexSession, resolve: Callable[[Limits], T], pinned: Callable[[], Lock], error: UnsolvedError
 ) -> tuple[T, tuple[Relaxed, ...]]:
     """Resolve without a date, and with relaxed requirements if that is needed."""
@@ -263,13 +263,13 @@ def _newest(
             return resolve(Limits()), ()
         except UnsolvedError as undated:
             error = undated
-    relaxed = tuple(_contradicted(session, pinned())) if session.gaps else ()
+    relaxed = tuple(_find_contradicted(session, pinned())) if session.gaps else ()
     if not relaxed:
         raise error
     return resolve(Limits(relaxed=relaxed)), relaxed
 
 
-def _earliest(recorded: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
+def _resolve_earliest(recorded: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
     """Find the first of the moments at intervals after the recorded one that has a solution; None if only now has."""
     start = datetime.fromisoformat(recorded)
 
@@ -284,7 +284,7 @@ def _earliest(recorded: str, resolve: Callable[[str], T], newest: T) -> tuple[st
     return as_of, found
 
 
-def _contradicted(session: IndexSession, pins: Lock) -> Iterator[Relaxed]:
+def _find_contradicted(session: IndexSession, pins: Lock) -> Iterator[Relaxed]:
     """Find the pinned distributions that require what other pins do not satisfy."""
     versions = {wheel.name: wheel.version for wheel in pins.wheels}
     bounds = [Requirement(text) for text in (session.gaps.versions if session.gaps else ())]

@@ -12,7 +12,7 @@ from envbuild.errors import LockError, counted
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
 from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
-from envbuild.lock.identity import Absent, Proof, allowed_files, prove_identity
+from envbuild.lock.identity import Absent, Proof, choose_allowed_files, prove_identity
 from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
@@ -193,8 +193,8 @@ def verify_files(
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, verified_members)
-        false = reader.false_claims(locked.lock.wheels)
-        identical = {it.name for it in locked.proof.those("identical")}
+        false = reader.find_false_claims(locked.lock.wheels)
+        identical = {it.name for it in locked.proof.with_outcome("identical")}
         wheels = [it for it in locked.lock.wheels if it.name in identical]
         facts, mismatches = reader.all_facts(wheels), reader.mismatches(wheels)
     if false:
@@ -245,7 +245,7 @@ def _first_lock(
                 _resolver(options, settings),
                 distributions,
                 gaps,
-                prefer=lambda it: allowed_files(it, distributions, session),
+                prefer=lambda it: choose_allowed_files(it, distributions, session),
                 direct=direct,
             )
 
@@ -368,7 +368,7 @@ def _conflicts(
 
 def _record_warnings(locked: LockResult, run: TrainingManifest, framework: str) -> Iterator[str]:
     """Warn of wheels that the record does not name, and of what the framework requires and a guessed record lacks."""
-    if named := locked.proof.those("added"):
+    if named := locked.proof.with_outcome("added"):
         added = ", ".join(f"{it.name}=={it.version}" for it in named)
         many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"
         yield f"the record does not name {many}, and the run may have had other versions: {added}"

@@ -110,7 +110,7 @@ def read_settings(find_links: Sequence[Path] = (), *, offline: bool = False) -> 
     pip's indexes count when uv has none of its own; pip's `find-links` count always. The folders in `find_links` come
     before those; LockError when one does not exist. `offline` leaves only the folders of this machine.
     """
-    folders = [_folder(path) for path in find_links]
+    folders = [_check_folder(path) for path in find_links]
     # Not in the threads: uv_program uses sysconfig, which two threads cannot initialise at once (Python 3.11).
     ask = partial(_uv_settings, uv_program())
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
@@ -274,7 +274,7 @@ def _pip_name(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
 
 
-def _folder(path: Path) -> str:
+def _check_folder(path: Path) -> str:
     if not path.is_dir():
         todo = "give the folder that holds the wheels, such as `envbuild lock --download DIR` makes"
         # An address of a page may be given by mistake; a path keeps one of its slashes.

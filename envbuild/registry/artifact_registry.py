@@ -141,12 +141,12 @@ def ensure_repository(reference: Reference, *, create: bool = False) -> Reposito
                 todo = "gcloud auth application-default login, or create it first and leave out --create-repository"
                 raise RegistryError(what, where=str(reference), todo=todo)
             return None
-        found, number = _get(client, name, str(reference)), 1
+        found, number = _find_repository(client, name, str(reference)), 1
         created = found is None and create
         if created:
-            _create(client, package, str(reference))
+            _create_repository(client, package, str(reference))
             # Somebody else may have begun to create it at the same time.
-            while (found := _get(client, name, str(reference))) is None and number < _APPEARING.tries:
+            while (found := _find_repository(client, name, str(reference))) is None and number < _APPEARING.tries:
                 time.sleep(_APPEARING.pause(number))
                 number += 1
     if found is None:
@@ -158,7 +158,7 @@ def ensure_repository(reference: Reference, *, create: bool = False) -> Reposito
     return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created)
 
 
-def _get(client: "ArtifactRegistryClient", name: str, where: str) -> Any:
+def _find_repository(client: "ArtifactRegistryClient", name: str, where: str) -> Any:
     """The API's Repository; None if there is none."""
     from google.api_core.exceptions import NotFound  # noqa: PLC0415 - see above
 
@@ -169,7 +169,7 @@ def _get(client: "ArtifactRegistryClient", name: str, where: str) -> Any:
             return None
 
 
-def _create(client: "ArtifactRegistryClient", package: Package, where: str) -> None:
+def _create_repository(client: "ArtifactRegistryClient", package: Package, where: str) -> None:
     """Create a repository, unless somebody else has, or an earlier try whose answer was lost."""
     from google.api_core.exceptions import AlreadyExists, Conflict, NotFound  # noqa: PLC0415 - see above
     from google.api_core.future.polling import DEFAULT_POLLING  # noqa: PLC0415

@@ -18,7 +18,7 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
 from envbuild.registry.auth import Authorizer, Credentials, read_body, retry_after
-from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal
+from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal_error
 from envbuild.registry.transport import (
     LONG_ANSWER,
     Progress,
@@ -139,7 +139,7 @@ class Registry:
         """All tags of a repository, sorted; RegistryError if there is none, or for an answer that lists no tags."""
         tags = list[str]()
         for _ in self._pages(f"the tags of {repository}"):
-            page, more = self._tags_after(repository, tags[-1] if tags else "")
+            page, more = self._tags_page(repository, tags[-1] if tags else "")
             tags += page
             if not (page and more):
                 break
@@ -148,7 +148,7 @@ class Registry:
     def has_tags(self, repository: str) -> bool:
         """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
         try:
-            return bool(self._tags_after(repository, "", limit=1)[0])
+            return bool(self._tags_page(repository, "", limit=1)[0])
         except RegistryError as error:
             if error.status != 404:
                 raise
@@ -164,7 +164,7 @@ class Registry:
                 raise RegistryError(what, todo=CHECK_REGISTRY)
         raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
-    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
+    def _tags_page(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
         """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
         query = {"n": str(limit)} | ({"last": last} if last else {})
         call = self._call("GET", repository, "tags/list", query=query)
@@ -341,7 +341,7 @@ class Registry:
         if response.is_success or response.status_code in call.expected:
             return response
         with closing(response):
-            fault = refusal(response, read_body(response, _ERROR_BODY), call.access, self._auth.hints)
+            fault = refusal_error(response, read_body(response, _ERROR_BODY), call.access, self._auth.hints)
             if response.status_code in TRANSIENT_STATUSES:
                 raise Transient(fault, after=retry_after(response))
             raise fault

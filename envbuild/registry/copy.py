@@ -39,7 +39,7 @@ class CopyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _SourceManifest:
     """A manifest or index as it is in the source."""
 
     data: bytes
@@ -68,7 +68,7 @@ def copy_image(
         there = stack.enter_context(Registry(target.registry, retry=retry))
         same = source.registry == target.registry
         here = there if same else stack.enter_context(Registry(source.registry, retry=retry))
-        parts = _parts(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
+        parts = _read_manifests(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
         lacking = [part for part in parts if not there.has_manifest(target.repository, part.digest)]
         blobs = {blob.digest: blob for part in lacking for blob in part.blobs}
         largest_first = sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest))
@@ -86,26 +86,28 @@ def copy_image(
     )
 
 
-def _parts(registry: Registry, source: Reference, architecture: str | None) -> list[_Part]:
+def _read_manifests(registry: Registry, source: Reference, architecture: str | None) -> list[_SourceManifest]:
     """All manifests to copy, each after those that it names."""
     try:
         value, data = read_manifest(registry, source, source.target)
         if architecture and "manifests" in value:
             value, data = read_manifest(registry, source, choose_manifest(value, architecture, source))
-        return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
+        return list({part.digest: part for part in _read_tree(registry, source, value, data, _DEPTH)}.values())
     except _WRONG as error:
         what = f"{source} has a manifest that cannot be read ({parse_fault(error)})"
         raise RegistryError(what, where=str(source), todo="name an image with an OCI or Docker manifest") from error
 
 
-def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int) -> Iterator[_Part]:
+def _read_tree(
+    registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int
+) -> Iterator[_SourceManifest]:
     if not depth:
         raise RegistryError(f"{source} has more than {_DEPTH} nested indexes", where=str(source))
     for entry in value.get("manifests", ()):
         child = read_manifest(registry, source, str(Descriptor.from_dict(entry).digest))
-        yield from _below(registry, source, *child, depth - 1)
+        yield from _read_tree(registry, source, *child, depth - 1)
     blobs = () if "manifests" in value else (value["config"], *value["layers"])
-    yield _Part(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
+    yield _SourceManifest(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
 
 
 def _copy_blobs(

@@ -31,7 +31,7 @@ _REFUSALS = frozenset({400, 403, 405, 409, 412})
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
-Landed = Callable[[GrowingBlob], None]
+OnSent = Callable[[GrowingBlob], None]
 """Gets, in another thread, a layer that was sent while it was written, once the registry has it."""
 BlobArrival = Literal["sent", "mounted", "there"]
 """How a blob came into the repository: sent, mounted from another repository, or there before."""
@@ -93,12 +93,12 @@ class Upload:
         reference: Reference,
         *,
         report: Reporter = SILENT,
-        landed: Landed = lambda _blob: None,
+        on_sent: OnSent = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
         trust_registry: bool = True,
     ) -> None:
-        self._reference, self._report, self._landed, self._trust_registry = reference, report, landed, trust_registry
+        self._reference, self._report, self._on_sent, self._trust_registry = reference, report, on_sent, trust_registry
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._uploads: dict[Digest, Future[BlobArrival]] = {}
@@ -193,7 +193,7 @@ class Upload:
                 return False
         size = blob.finished().size
         self._report_bytes(blob.label, size, size)
-        self._landed(blob)
+        self._on_sent(blob)
         return True
 
     def _send(self, layer: Layer) -> BlobArrival:
