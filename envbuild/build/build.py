@@ -211,7 +211,7 @@ def _lock_wheels(
         cache=request.cache,
         resolver=request.resolver,
         settings=settings,
-        build=request.build_from_source,
+        build_from_source=request.build_from_source,
         reporter=report,
     )
     locked = lock_stack(stack, target, plan.manifest, options)

@@ -47,14 +47,18 @@ class Builder(ABC):
     recipe: Recipe
     base: Base
     locked: LockResult
+    """The lock as it was made, before `confirm_lock` compares it with the fetched files."""
     shared: SharedCache | None
+    """Layers and facts of the repository, by key; None where it is not used as a cache."""
     report: Reporter
     push_to: Reference | None
     """The repository, without a tag: the image's tags are set when everything is attached to it."""
     resources: ExitStack
     """Closes what the image needs until it is pushed or written."""
     compiling: Compiling | None = None
+    """Compiles bytecode; None for an image without it."""
     system: System = field(default_factory=System)
+    """The Debian packages that the base lacks."""
 
     @abstractmethod
     def build(self, settings: IndexSettings) -> PlatformImage:

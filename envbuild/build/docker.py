@@ -102,7 +102,7 @@ class ContextBuilder(Builder):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Without a tag of the user's one that tells who built it."""
+        """The tag that --push names, else one that says by which builder it was made."""
         return self.requested_tags or (self.default_tag,)
 
     @property
@@ -122,7 +122,7 @@ class ContextBuilder(Builder):
         return self.mark_base_layers(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
 
     def mark_base_layers(self, image: Image) -> Image:
-        """Tell the base's layers from those that were made."""
+        """Mark the layers of the base as reused, as an engine's image does not say where its layers come from."""
         below = [it.diff_id for it in self.base.image.layers]
         layers = [
             replace(layer, reused=was, found="base" if was else "")

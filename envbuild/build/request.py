@@ -65,13 +65,13 @@ class BuildRequest:
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     import_check: ImportCheck = "auto"
-    """Whether what the run imported is imported in the image before that has a name; auto: where nothing proves it."""
+    """Whether the run's imports are tried in the image before it gets a tag; auto: unless every wheel is the run's."""
     build_from_source: bool = False
     """Whether distributions without a wheel may be built from source, which runs their projects' own code."""
     find_links: tuple[Path, ...] = ()
     """Folders to take wheels from."""
     offline: bool = False
-    """Whether folders are all that may be asked for wheels."""
+    """Whether wheels may only come from folders of this machine."""
     as_of: str | None = None
     """The moment as of which an incomplete record is completed: `none` for no date, None for the record's own."""
     cuda_source: CudaChoice = "auto"
@@ -88,7 +88,7 @@ class BuildRequest:
     bytecode: bool = False
     """Whether the image has bytecode, which makes it larger and its start faster."""
     load: Reference | None = None
-    """What the image is called in the engine that it is loaded into."""
+    """The image's name in the engine that it is loaded into."""
     remote_cache: bool = True
     """Whether images, layers and facts that others published in the repository are used without making them again."""
     create_repository: bool = False
@@ -117,7 +117,7 @@ class Plan:
     profiles: Profiles
     stack: Stack
     base: str
-    """The base that was asked for, else the profile's."""
+    """The base of --base, else the profile's."""
     not_on_index: tuple[str, ...] = ()
     """`mylib==1.0: is an editable install of /src`: what no index has, so that it must be built or given as a wheel."""
 
@@ -232,7 +232,7 @@ def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles,
 
 
 def check_request(request: BuildRequest) -> None:
-    """Refuse what shows without asking anybody, so before plans are made and in dry runs, too.
+    """Refuse what can be checked without a network, before plans are made and in dry runs, too.
 
     UsageError for options that do not go together and places that cannot be written, BuildError for a broken template.
     """
@@ -271,7 +271,7 @@ def check_outputs(request: BuildRequest, *, context: bool = True) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse what no folder can be made of, and one of somebody else's files, which the image would lie between."""
+    """Refuse a path where no folder can be made, and a folder that holds files of somebody else."""
     check_stageable(folder, "--out")
     try:
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -285,7 +285,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is there that no archive of ours is."""
+    """Whether there is a file that is no archive of envbuild."""
     try:
         with path.open("rb") as file:
             head = file.read(len(_FIRST))

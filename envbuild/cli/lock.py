@@ -60,7 +60,7 @@ def run(
             cache=cache_folder(),
             resolver=locks.resolver,
             settings=read_settings(locks.find_links or (), offline=locks.offline),
-            build=locks.build,
+            build_from_source=locks.build,
             upgrade=tuple(upgrade_package or ()),
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,

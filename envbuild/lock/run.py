@@ -54,8 +54,8 @@ class Options:
     resolver: Literal["uv", "pip-tools"] = "uv"
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
-    build: bool = False
-    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    build_from_source: bool = False
+    """Whether distributions without a wheel may be built from source, which runs their projects' own code."""
     upgrade: tuple[str, ...] = ()
     """`name` or `name==version`: what is to be newer than in the run."""
     not_upgraded: tuple[str, ...] = ()
@@ -261,7 +261,7 @@ def _first_lock(
                 reasons = {it.name: why_foreign(it, options.system, client) for it in error.faults}
             left_out = {name: why for name, why in reasons.items() if why}
         faults = [it for it in error.faults if it.name not in left_out]
-        sources = _sources(faults, distributions, settings) if options.build or not faults else None
+        sources = _sources(faults, distributions, settings) if options.build_from_source or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
     outcomes = [build_wheel(source, target, settings, options.cache, options.reporter) for source in sources]

@@ -193,7 +193,7 @@ def _options(order: ServeOrder, report: Reporter) -> Options:
         cache=order.build_request.cache,
         resolver=order.build_request.resolver,
         settings=order.index_settings(),
-        build=order.build_request.build_from_source,
+        build_from_source=order.build_request.build_from_source,
         reporter=report,
     )
 

@@ -86,7 +86,7 @@ def test_what_pip_built_and_what_somebody_edited_is_told_apart(envbuild, tmp_pat
 def test_an_old_release_without_wheels_is_built_and_is_the_same_elsewhere(tmp_path, pin):
     with pytest.raises(LockError, match="only a source distribution"):
         lock_run((pin,), TARGET, (), Options(cache=tmp_path / "a"))
-    runs = [lock_run((pin,), TARGET, (), Options(cache=tmp_path / name, build=True)) for name in ("a", "b")]
+    runs = [lock_run((pin,), TARGET, (), Options(cache=tmp_path / name, build_from_source=True)) for name in ("a", "b")]
     wheels = [run.lock.wheels[0] for run in runs]
     assert wheels[0].filename.endswith("-py3-none-any.whl")
     assert (wheels[0].sha256, wheels[0].size) == (wheels[1].sha256, wheels[1].size)
