@@ -153,7 +153,7 @@ class Builder(ABC):
         return locked
 
     def pylock(self, locked: LockResult) -> bytes:
-        """The lock as it is stamped and lies in the context."""
+        """The lock as pylock.toml, as it is stamped and written into the context."""
         return pylock_text(locked.lock, locked.proof, dict(locked.built), self.base.to_dict())
 
 

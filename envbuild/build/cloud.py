@@ -123,7 +123,7 @@ def check_project(options: CloudBuild) -> None:
 
 
 def run_build(context: Path, options: CloudBuild, push_to: Reference, report: Reporter) -> Reference:
-    """Build a context and push it to `target`, which has a tag; return the image by its digest in the registry.
+    """Build a context and push it to `push_to`, which has a tag; return the image by its digest in the registry.
 
     When it is interrupted, the build is cancelled. BuildError with the failing step and the last lines of the log,
     RegistryError when the registry does not have what was built.

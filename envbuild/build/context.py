@@ -26,7 +26,7 @@ from envbuild.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a context is made of."""
+    """The content of a build context."""
 
     recipe: Recipe
     lock: Lock

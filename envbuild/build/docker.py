@@ -44,7 +44,7 @@ from envbuild.verify.imports import Place
 
 
 class ContextBuilder(Builder):
-    """What all builders of a context have in common."""
+    """A builder that is given a build context: the engine, a builder of buildx, or Cloud Build."""
 
     __slots__ = ()
 
@@ -110,14 +110,14 @@ class ContextBuilder(Builder):
         return f"docker-{self.recipe.environment.short}"
 
     def temporary_tag(self) -> Reference:
-        """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
+        """Return a tag for one push, as engines push by tag only; it is removed when `resources` close."""
         assert self.push_to is not None
         name = replace(self.push_to, tag=f"pushing-{secrets.token_hex(6)}")
         self.resources.callback(remove_tag, name, self.report)
         return name
 
     def pull_pushed(self, digest: Digest) -> Image:
-        """The image as the registry has it."""
+        """Pull the manifest and config of the image that was pushed."""
         assert self.push_to is not None
         return self.mark_base_layers(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
 
@@ -164,7 +164,7 @@ def check_docker(request: BuildRequest) -> None:
 
 
 class Docker(ContextBuilder):
-    """The engine that this machine is set up for."""
+    """Builds with the container engine that this machine is set up for."""
 
     __slots__ = ()
 
@@ -205,7 +205,7 @@ class Docker(ContextBuilder):
 
 
 class Buildx(ContextBuilder):
-    """A builder of buildx by its name: on another machine, or in Kubernetes."""
+    """Builds with a named builder of buildx, on another machine or in Kubernetes."""
 
     __slots__ = ()
 

@@ -61,7 +61,7 @@ def is_nameless(lock: Lock) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChild:
-    """The child in the engine."""
+    """A child image in the engine."""
 
     id: str
     """The engine's own name of it."""
@@ -73,7 +73,7 @@ class EngineChild:
 
 
 def find_parent(reference: Reference, lock: Lock) -> Parent:
-    """The parent as a registry describes it, whose layers nobody downloads here; RegistryError as `pull`."""
+    """Read the parent's manifest and config in its registry; no layer is downloaded. RegistryError as `pull`."""
     image = pull(reference, machine=lock.target.machine)
     return Parent(image=image, lock=lock, name=str(replace(reference, digest=None)))
 
@@ -88,7 +88,7 @@ def extend(
     report: Reporter,
     label: str = "more",
 ) -> EngineChild:
-    """Have an engine, by docker-py's client, get the child of an image: what requirements need beyond the lock `below`.
+    """Make an image's child in an engine (docker-py's client): it adds what requirements need beyond the lock `below`.
 
     The parent is a reference by digest, or an image that was made here. What the engine has is not sent; a child
     that an earlier run made for the same requirements is taken as it is, so that nothing moves between two runs, and no
@@ -157,7 +157,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:
-    """What the child is called in an engine: one name for each parent and what is put on it."""
+    """The child's name in an engine: one for each parent and what is added to it."""
     wheels = [str(it.sha256) for it in below.wheels]
     said = asdict(replace(addition, contents=()))
     del said["contents"]

@@ -192,7 +192,7 @@ class FactReader:
         return local_path(wheel.url)
 
     def _find_intact_file(self, wheel: WheelFile) -> Path | None:
-        """As `_file`, after checking the hash of a file in the cache."""
+        """As `_find_file`, after checking the hash of a file in the cache."""
         with suppress(OSError):
             if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
                 return self._find_file(wheel)

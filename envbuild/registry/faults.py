@@ -28,7 +28,7 @@ def redacted(url: httpx.URL | str) -> str:
 
 
 def printable(text: str, limit: int = _MESSAGE) -> str:
-    """One line of foreign text, read_body, without control characters, URL queries and credentials."""
+    """One line of foreign text, of limited length, without control characters, URL queries and credentials."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * limit])
     line = _SECRET.sub(r"\1 ***", _ADDRESS.sub(r"\1?***", " ".join(line.split())))
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class SharedCache:
-    """The layers and facts of one repository by key. After a failure there are none, and `trouble` has the reason."""
+    """The layers and facts of one repository by key. After a failure there are none; `last_error` says why."""
 
     def __init__(self, reference: Reference, *, retry: Retry | None = None, report: Reporter = SILENT) -> None:
         self._registry = Registry(reference.registry, retry=retry or Retry(tries=2))
