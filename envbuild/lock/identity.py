@@ -85,7 +85,7 @@ class Proof:
             raise VerifyError(what, where="--require-identical", todo=_OWN_FILES)
 
 
-class Absent(NamedTuple):
+class Absence(NamedTuple):
     """Why a distribution of the run is not in the lock, and the one that takes its place, if there is one."""
 
     why: str
@@ -97,7 +97,7 @@ def prove_identity(
     distributions: Iterable[Distribution],
     session: IndexSession,
     reporter: Reporter,
-    absent: Mapping[str, Absent] | None = None,
+    absent: Mapping[str, Absence] | None = None,
 ) -> tuple[Lock, Proof, tuple[str, ...]]:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
@@ -117,7 +117,7 @@ def prove_identity(
         wheels.append(chosen)
     compared = {it.name for it in identities}
     for name, had in ((name, it) for name, it in run.items() if name not in compared):
-        absence = (absent or {}).get(name, Absent("it is not among what was locked"))
+        absence = (absent or {}).get(name, Absence("it is not among what was locked"))
         successor = {name, canonicalize_name(absence.successor)}
         other = next((it for it in locked.wheels if it.name in successor), None)
         outcome: Outcome = "replaced" if other else "left out"

@@ -119,7 +119,7 @@ def make_client(settings: IndexSettings) -> httpx.Client:
     """Create a client with the certificates, proxies and credentials that pip and uv would use."""
     lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
     client = httpx.Client(
-        verify=trusted(settings),
+        verify=trust_context(settings),
         mounts=lax,
         auth=IndexAuth(settings),
         timeout=_TIMEOUT,
@@ -183,7 +183,7 @@ def check_bundle(path: Path) -> None:
         raise UsageError(f"the CA bundle cannot be read: {error}", where=where, todo=_PEM) from error
 
 
-def trusted(settings: IndexSettings) -> ssl.SSLContext:
+def trust_context(settings: IndexSettings) -> ssl.SSLContext:
     """The authorities of `--ca-bundle` alone, as with pip's `--cert`; else this machine's and pip's or certifi's.
 
     OpenSSL itself reads SSL_CERT_FILE and SSL_CERT_DIR. LockError when a bundle cannot be read.

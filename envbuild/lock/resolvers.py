@@ -130,7 +130,7 @@ def resolve_tree(session: IndexSession, tree: Tree) -> dict[str, str]:
     options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
     options += [option for name in tree.upgraded for option in ("--upgrade-package", name)]
     texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()}
-    done = _run(session, uv_platforms(session.target)[-1], options, texts)
+    done = _run_uv(session, uv_platforms(session.target)[-1], options, texts)
     if done.returncode:
         raise explain_failure(session, done.stderr)
     found = (line.partition("==") for line in done.stdout.splitlines() if "==" in line and not line.startswith("#"))
@@ -139,12 +139,12 @@ def resolve_tree(session: IndexSession, tree: Tree) -> dict[str, str]:
 
 def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
     """Choose a wheel for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
-    options, files = _filling(session, limits)
+    options, files = _gap_options(session, limits)
     options = ["--format", "pylock.toml", *options]
-    done = first = _run(session, platforms[0], options, files)
+    done = first = _run_uv(session, platforms[0], options, files)
     if done.returncode == _UV_UNSOLVED and platforms[1:]:
         # The wheels that uv chose for a later glibc are checked against the target's afterwards.
-        done = _run(session, platforms[1], options, files)
+        done = _run_uv(session, platforms[1], options, files)
     if not done.returncode:
         return done
     if first.returncode == _UV_UNSOLVED:
@@ -152,7 +152,7 @@ def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits)
     raise explain_failure(session, first.stderr)
 
 
-def _run(
+def _run_uv(
     session: IndexSession, platform: str, options: Sequence[str], files: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run uv in a folder with these files alone, so that it finds no project's settings."""
@@ -168,7 +168,7 @@ def _run(
         return resolution.run_resolver(command, folder, uv_environment(session.settings), text)
 
 
-def _filling(session: IndexSession, limits: Limits) -> tuple[list[str], dict[str, str]]:
+def _gap_options(session: IndexSession, limits: Limits) -> tuple[list[str], dict[str, str]]:
     """The options that add what is missing, within the limits, and their files."""
     gaps = session.gaps
     if gaps is None:

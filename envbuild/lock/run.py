@@ -12,7 +12,7 @@ from envbuild.errors import LockError, counted
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
 from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
-from envbuild.lock.identity import Absent, Proof, choose_allowed_files, prove_identity
+from envbuild.lock.identity import Absence, Proof, choose_allowed_files, prove_identity
 from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
@@ -261,7 +261,7 @@ def _first_lock(
                 reasons = {it.name: why_foreign(it, options.system, client) for it in error.faults}
             left_out = {name: why for name, why in reasons.items() if why}
         faults = [it for it in error.faults if it.name not in left_out]
-        sources = _sources(faults, distributions, settings) if options.build_from_source or not faults else None
+        sources = _find_sources(faults, distributions, settings) if options.build_from_source or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
     outcomes = [build_wheel(source, target, settings, options.cache, options.reporter) for source in sources]
@@ -273,7 +273,7 @@ def _first_lock(
     return _FirstLock(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
 
 
-def _sources(
+def _find_sources(
     faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
 ) -> tuple[Commit | LockedWheel, ...] | None:
     """What a wheel of each fault can be built from; None when there is nothing for one of them."""
@@ -322,11 +322,11 @@ def _finish_lock(
             locked, changes = after, explain_changes(locked, after, options.upgrade, session)
         if options.extras:
             locked, added = _extend(locked, options.extras, resolver, session)
-        absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
-        absent |= {name: Absent(why) for name, why in first.left_out}
+        absent = {it.name: Absence(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
+        absent |= {name: Absence(why) for name, why in first.left_out}
         locked, proof, own_wheels = prove_identity(locked, distributions, session, options.reporter, absent)
         facts = session.reader.all_facts(locked.wheels)
-    conflicts = _conflicts(locked, facts, distributions, options.changes)
+    conflicts = _compare_conflicts(locked, facts, distributions, options.changes)
     names = {wheel.name for wheel in locked.wheels}
     pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
     owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
@@ -349,7 +349,7 @@ def _finish_lock(
     )
 
 
-def _conflicts(
+def _compare_conflicts(
     locked: Lock,
     facts: Sequence[WheelFacts | None],
     distributions: Iterable[Distribution],

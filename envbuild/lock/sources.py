@@ -225,7 +225,7 @@ def _build_into(folder: Path, source: Commit | LockedWheel, target: Target, sett
         else:
             project = _check_out(source, work / "source")
         _uv_build(source, project, built, target, settings)
-        wheel = _checked_wheel(source, [*built.glob("*.whl")], target)
+        wheel = _check_built_wheel(source, [*built.glob("*.whl")], target)
         write_entry(built, _NOTE, {"filename": wheel.name, "sha256": str(Digest.of(wheel.read_bytes()))})
         remove(folder)
         built.rename(folder)
@@ -275,7 +275,7 @@ def _uv_build(
         raise _BuildFailedError(_end_of(done.stderr or done.stdout))
 
 
-def _checked_wheel(source: Commit | LockedWheel, wheels: list[Path], target: Target) -> Path:
+def _check_built_wheel(source: Commit | LockedWheel, wheels: list[Path], target: Target) -> Path:
     """The one wheel that was built; refuse another release than the run's, and what does not run on the target."""
     if len(wheels) != 1:
         raise _BuildFailedError(f"the build made {len(wheels)} wheels")
