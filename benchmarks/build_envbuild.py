@@ -77,7 +77,7 @@ def made(
     """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
     cache, keys = LayerCache(folder, shared), cache_keys(recipe)
     with Arrivals(folder) as arrivals, Upload(reference) as upload:
-        cache.prefetch(keys.layers, keys.notes)
+        cache.look_up(keys.layers, keys.notes)
         if needed := wheels_to_read(recipe, cache, compiling):
             arrivals.start(needed)
             for layer in base.image.layers:

@@ -61,7 +61,7 @@ class Assembler(Builder):
         """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.request.cache, self.shared, self.report.note)
         keys = cache_keys(self.recipe)
-        cache.prefetch(keys.layers, keys.notes)
+        cache.look_up(keys.layers, keys.notes)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))

@@ -146,7 +146,7 @@ def assemble(  # noqa: PLR0913, PLR0917 - the last five are optional
         results=maker.results,
         verified_members=maker.opened.proven(),
         bytecode=tally,
-        remarks=(cache.note_or_claim(remarks_key, _remark_lines) or ()) if remarks_key else (),
+        remarks=(cache.find_note(remarks_key, _remark_lines) or ()) if remarks_key else (),
     )
 
 
@@ -215,7 +215,7 @@ def shared_paths(
         return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
     overlaps = find_overlaps(files, recipe.owner_by_path, order)
-    local = all(cache.local_note(plan.paths, _prints_of(plan)) is not None for plan in plans)
+    local = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
     return overlaps
 
@@ -231,10 +231,10 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
 
 def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """Return the noted fingerprints of wheels; no wheel is read."""
-    cache.prefetch((), [plan.paths for plan in plans])
+    cache.look_up((), [plan.paths for plan in plans])
     prints: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        prints |= cache.note_or_claim(plan.paths, _prints_of(plan)) or {}
+        prints |= cache.find_note(plan.paths, _prints_of(plan)) or {}
     return prints
 
 
@@ -264,7 +264,7 @@ def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None
                 raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
         return overlaps
 
-    return cache.note_or_claim(_wheels_key(recipe), decode)
+    return cache.find_note(_wheels_key(recipe), decode)
 
 
 def _wheels_key(recipe: Recipe) -> Digest:
@@ -347,7 +347,7 @@ def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
 def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
     """Return the orders for the layers of bytecode that are not empty; compiles what is not cached."""
     possible = bytecode.possible_layers()
-    maker.cache.prefetch([it.key for it in possible], [it.contents for it in possible])
+    maker.cache.look_up([it.key for it in possible], [it.contents for it in possible])
     layers, tally = bytecode.layers(maker.opened)
     orders = [
         LayerOrder(

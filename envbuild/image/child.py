@@ -150,7 +150,7 @@ def assemble_child(
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
     orders, last = [*map(wheel_layer, plans), *own], [it.order for it in contents]
-    cache.prefetch([it.key for it in (*orders, *last)])
+    cache.look_up([it.key for it in (*orders, *last)])
     with Maker.working(recipe, cache, wheels) as maker:
         overlaps = shared_paths(recipe, plans, cache, maker.opened)
         remarks = _check_clashes(parent, addition, plans, cache, maker.opened)

@@ -56,7 +56,7 @@ class ChildBytecode:
         """Do the same for sources outside wheels; of a path that several contents have, the last one counts."""
         pairs = self._content_parcels(contents)
         parcels = [parcel for _, parcel in pairs]
-        cache.prefetch([it.key for it in parcels], map(_note_key, parcels))
+        cache.look_up([it.key for it in parcels], map(_note_key, parcels))
         lacking = [it for it in parcels if not _is_settled(it, cache)]
         for parcel, compiled in zip(lacking, self._compile(lacking), strict=True):
             cache.note(_note_key(parcel), compiled.tally.to_dict())
@@ -141,7 +141,7 @@ def _note_key(parcel: Parcel) -> Digest:
 
 
 def _tally(parcel: Parcel, cache: LayerCache) -> Tally | None:
-    return cache.note_or_claim(_note_key(parcel), Tally.from_dict)
+    return cache.find_note(_note_key(parcel), Tally.from_dict)
 
 
 def _is_settled(parcel: Parcel, cache: LayerCache) -> bool:

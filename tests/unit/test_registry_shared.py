@@ -75,7 +75,7 @@ def test_an_empty_machine_needs_no_wheel_and_sends_no_layer(tmp_path):
         with shared(registry) as others:
             cache = LayerCache(tmp_path / "two", others)
             keys = cache_keys(recipe(*wheels()))
-            others.prefetch(keys.layers, keys.notes)
+            others.look_up(keys.layers, keys.notes)
             assert wheels_to_read(recipe(*wheels()), cache) == ()
             again = assemble(recipe(*wheels()), base(), WheelFiles({}), cache, lambda *_: None)
             result = push(again.image, at(registry), retry=FAST)

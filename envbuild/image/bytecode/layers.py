@@ -129,7 +129,7 @@ class Bytecode:
     def slots(self, *, known: bool) -> Iterator[Slot]:
         """Yield the layers that an image has or may have; `known` if the overlaps, and so the keys, are known."""
         possible = self.possible_layers()
-        self.cache.prefetch((), [layer.contents for layer in possible] if known else ())
+        self.cache.look_up((), [layer.contents for layer in possible] if known else ())
         for layer in possible:
             tally = self._noted(layer) if known else None
             if tally is None or tally.compiled:
@@ -193,7 +193,7 @@ class Bytecode:
         return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
 
     def _noted(self, layer: BytecodeLayer) -> Tally | None:
-        return self.cache.note_or_claim(layer.contents, Tally.from_dict)
+        return self.cache.find_note(layer.contents, Tally.from_dict)
 
 
 def _read(file: InstalledFile, archive: WheelArchive) -> bytes:
