@@ -17,7 +17,7 @@ from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.lock.download import Downloads
-from envbuild.lock.formats import read_held
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
@@ -33,7 +33,7 @@ def main() -> None:
     began = time.perf_counter()
     options = {"--bytecode"} & set(sys.argv)
     folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)
-    lock = read_held(Path(folder))
+    lock = read_existing_lock(Path(folder))
     assert lock, folder
     reference = Reference.parse(repository)
     with SharedCache(reference) as shared:
@@ -84,7 +84,7 @@ def made(
             downloads.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        options = AssemblyOptions(on_layer=upload.offer, on_start=None if shared.trouble else upload.follow)
+        options = AssemblyOptions(on_layer=upload.offer, on_start=None if shared.last_error else upload.follow)
         result = assemble(recipe, base, downloads, cache, options, compiling)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)

@@ -82,11 +82,11 @@ class Recipe:
 
     @property
     def environment(self) -> Digest:
-        """The environment id: equal exactly when the images are equal."""
+        """The environment id: equal for equal recipes, of which the assembler makes equal images (engines do not)."""
         return Digest.of(canonical_json(self.to_dict()))
 
     @property
-    def owned(self) -> dict[str, str]:
+    def owner_by_path(self) -> dict[str, str]:
         """The distribution whose file is used, by path below the prefix."""
         site = Scheme(prefix=self.prefix, python_minor=self.target.python_minor).site_packages
         return {posixpath.normpath(f"{site}/{path}"): name for path, name in self.owners}

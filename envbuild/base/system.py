@@ -15,7 +15,7 @@ from envbuild.errors import LockError
 from envbuild.files import is_no_file, settle, written_aside
 from envbuild.image.debian.layer import BaseSystem, Folder, SystemLayer
 from envbuild.lock.model import Lock, SystemPackage
-from envbuild.lock.system import BaseContents, choose, distribution_name, find_missing, wanted_packages
+from envbuild.lock.system import BaseContents, choose_packages, distribution_name, find_missing, wanted_packages
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -198,7 +198,7 @@ def lock_system(
             what = f"apt's lists of {ours} are not in the cache"
             raise LockError(what, where="--offline", todo=f"build once with a network; or {WITHOUT}")
         names = [name for it in missing.packages for name in (it.name, *it.other_names)]
-        chosen = choose(missing.packages, apt.versions(names), distribution_name(manifest.platform), ours)
+        chosen = choose_packages(missing.packages, apt.versions(names), distribution_name(manifest.platform), ours)
         packages = apt.resolve(chosen.requests) if chosen.requests else ()
     if changed := [it for it in packages if it.name in ("libc6", "libpython3-stdlib", "python3-minimal")]:
         what = f"the run's system packages would replace the base's {changed[0].name}"

@@ -62,8 +62,8 @@ def is_nameless(lock: Lock) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extended:
-    """The child in the engine."""
+class EngineChild:
+    """A child image in the engine."""
 
     id: str
     """The engine's own name of it."""
@@ -75,7 +75,7 @@ class Extended:
 
 
 def find_parent(reference: Reference, lock: Lock) -> Parent:
-    """The parent as a registry describes it, whose layers nobody downloads here; RegistryError as `pull`."""
+    """Read the parent's manifest and config in its registry; no layer is downloaded. RegistryError as `pull`."""
     image = pull(reference, machine=lock.target.machine)
     return Parent(image=image, lock=lock, name=str(replace(reference, digest=None)))
 
@@ -89,8 +89,8 @@ def extend(
     options: Options,
     report: Reporter,
     label: str = "more",
-) -> Extended:
-    """Have an engine, by docker-py's client, get the child of an image: what requirements need beyond the lock `below`.
+) -> EngineChild:
+    """Make an image's child in an engine (docker-py's client): it adds what requirements need beyond the lock `below`.
 
     The parent is a reference by digest, or an image that was made here. What the engine has is not sent; a child
     that an earlier run made for the same requirements is taken as it is, so that nothing moves between two runs, and no
@@ -104,20 +104,20 @@ def extend(
     name = child_name(digest, requirements, below, addition, label)
     known = client.images.list(name=f"{name.repository.removeprefix('library/')}:{name.tag}")
     if known:
-        return Extended(id=str(known[0].id), name=name)
+        return EngineChild(id=str(known[0].id), name=name)
     whole = find_parent(parent, below) if isinstance(parent, Reference) else Parent(image=parent, lock=below)
     report.step(f"adding {', '.join(requirements)} above the environment")
     above = lock_above(requirements, below, options)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
-    with extended(whole, above, addition, options, report) as made:
+    with assemble_extension(whole, above, addition, options, report) as made:
         loaded = load_into(client, made.image, [name], report)
     report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
-    return Extended(id=loaded.id, name=name, made=made, sent=loaded.sent)
+    return EngineChild(id=loaded.id, name=name, made=made, sent=loaded.sent)
 
 
 @contextmanager
-def extended(
+def assemble_extension(
     parent: Parent,
     above: Lock,
     addition: Addition,
@@ -160,7 +160,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:
-    """What the child is called in an engine: one name for each parent and what is put on it."""
+    """The child's name in an engine: one for each parent and what is added to it."""
     wheels = [str(it.sha256) for it in below.wheels]
     said = asdict(replace(addition, contents=()))
     del said["contents"]

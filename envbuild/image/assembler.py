@@ -165,7 +165,7 @@ def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Se
     def order() -> list[str]:  # reads the METADATA of every wheel
         return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
-    overlaps = find_overlaps(files, recipe.owned, order)
+    overlaps = find_overlaps(files, recipe.owner_by_path, order)
     local = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
     return overlaps

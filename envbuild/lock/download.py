@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Self
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
-from envbuild.lock.index import LateClient, make_client, retried
+from envbuild.lock.index import LateClient, make_client, run_with_retries
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, local_path
 from envbuild.oci.digest import Digest
@@ -96,7 +96,7 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
 
     try:
         with make_client(settings) as client, written_aside(cache / "wheels") as (file, temporary):
-            retried(download, url)
+            run_with_retries(download, url)
             file.flush()
             with temporary.open("rb") as written:
                 found = Digest.of_file(written)[0]
@@ -187,7 +187,7 @@ class Downloads:
                 transfer = _Transfer(self, wheel, file)
                 source = local_path(wheel.url)
                 if source is None:
-                    retried(transfer.download, wheel.url, self.pause)
+                    run_with_retries(transfer.download, wheel.url, self.pause)
                 else:
                     transfer.copy(source)
                 transfer.verify()

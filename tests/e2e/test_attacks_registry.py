@@ -131,7 +131,7 @@ class Site:
         lie = LayerResult(EVIL.descriptor.digest, EVIL.descriptor.size, EVIL.diff_id)
         with SharedCache(self.target) as shared:
             shared.publish(dict.fromkeys(keys, lie))
-            assert shared.trouble == ""
+            assert shared.last_error == ""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.base.resolve import resolve_base
-from envbuild.build.extend import compiling_for, extended
+from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Tally
@@ -125,7 +125,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
         model = until.enter_context(embedded(origin, kept, report))
         addition = add_startup_check(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
         made = until.enter_context(
-            extended(
+            assemble_extension(
                 parent, above, addition, Options(cache=kept), report, compiling=compiling,
                 cache=LayerCache(folder / "layers"),
             )

@@ -66,7 +66,7 @@ def test_an_image_goes_there_and_comes_back(reference):
 def test_the_second_push_sends_nothing(reference):
     first = push(image_of(), reference, retry=FAST)
     second = push(image_of(), reference, tags=["again"], retry=FAST)
-    assert (second.uploaded, second.existing) == (0, first.uploaded)
+    assert (second.uploaded, second.not_sent) == (0, first.uploaded)
     assert tags(reference) == ["again", "v1"]
 
 

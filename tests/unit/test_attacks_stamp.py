@@ -28,7 +28,7 @@ from envbuild.stamp.directory import DirectoryStore
 from envbuild.stamp.history import Proof, read_history, read_stamp
 from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import (
-    Content,
+    ModelFiles,
     StampedFile,
     lock_name,
     manifest_name,
@@ -980,9 +980,9 @@ def test_a_record_that_an_access_list_hides_is_not_skipped_as_if_it_was_removed(
         site.stamped(entry(content=b"new"))
 
 
-def content(**files: str) -> Content:
+def content(**files: str) -> ModelFiles:
     found = tuple(StampedFile(path=name, size=1, sha256=Digest.of(it.encode()).hex) for name, it in files.items())
-    return Content(files=found, file_count=len(found))
+    return ModelFiles(files=found, file_count=len(found))
 
 
 def test_images_of_other_model_files_are_not_carried_into_the_record_of_a_new_training(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build.order import Order
+from envbuild.build.request import BuildRequest
 from envbuild.errors import MissingComponentError
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
@@ -40,11 +40,11 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 def order_of(folder: Path, **changes: Any) -> ServeOrder:
     """An order for a model that nobody stamped; `changes` are of the ServeOrder."""
-    order = Order(
-        manifest=b"{}", manifest_name="m", variant="auto", base=None, resolver="uv", out=folder / "out", push=None,
+    order = BuildRequest(
+        manifest_bytes=b"{}", manifest_name="m", variant="auto", base=None, resolver="uv", out=folder / "out", push=None,
         stamp=None, cache=folder / "cache",
     )  # fmt: skip
-    return ServeOrder(**{"order": order, "model": None} | changes)
+    return ServeOrder(**{"build_request": order, "model": None} | changes)
 
 
 def origin_of(train: Image, manifest: TrainingManifest, variant: str = "cpu") -> Origin:

@@ -79,7 +79,7 @@ def test_an_upgrade_that_changes_nothing_says_nothing(tmp_path):
 def test_the_framework_does_not_follow(tmp_path):
     assert pins(locked(tmp_path, upgrade=("numbers==2.0",)).lock)[1] == "frame==4.0"
     with pytest.raises(LockError) as caught:
-        locked(tmp_path, upgrade=("numbers==2.0",), fixed=("frame",))
+        locked(tmp_path, upgrade=("numbers==2.0",), not_upgraded=("frame",))
     assert "frame==3.0" in str(caught.value)
     assert "numbers" in str(caught.value)
 

@@ -7,8 +7,8 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.lock import lock
-from envbuild.lock.model import Lock, Resolver, Target
-from envbuild.lock.resolvers import PipToolsResolver, UvResolver
+from envbuild.lock.model import Lock, Target
+from envbuild.lock.resolvers import PipToolsResolver, Resolver, UvResolver
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.match.profiles import Limit
 from envbuild.match.stack import Gaps

@@ -509,8 +509,8 @@ def test_a_date_counts_to_its_end_and_what_is_none_is_refused_at_the_call():
         ("none", None),
         (None, "2026-01-01T00:00:00Z"),
     ):
-        gaps = match(run, PROFILES, exclude_newer=given_as).gaps
+        gaps = match(run, PROFILES, as_of=given_as).gaps
         assert gaps is not None
         assert gaps.before == moment
     with pytest.raises(UsageError, match="--exclude-newer yesterday"):
-        match(run, PROFILES, exclude_newer="yesterday")
+        match(run, PROFILES, as_of="yesterday")

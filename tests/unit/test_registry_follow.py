@@ -130,7 +130,7 @@ def test_what_was_sent_counts_though_somebody_else_was_first(registry, image, wr
 
 def test_who_asked_is_told_of_what_has_landed(registry, image, tmp_path):
     landed: list[GrowingBlob] = []
-    with Upload(at(registry), retry=FAST, landed=landed.append) as upload:
+    with Upload(at(registry), retry=FAST, on_sent=landed.append) as upload:
         writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
         writer.written()
         writer.finish()

@@ -66,7 +66,7 @@ def published(registry: FakeRegistry, folder):
         done = assemble(recipe(*made), base(), files(folder, *made), cache, AssemblyOptions(on_layer=upload.offer))
         upload.finish(done.image)
         cache.share(done.results)
-        assert others.trouble == ""
+        assert others.last_error == ""
     return done
 
 
@@ -178,7 +178,7 @@ def test_an_artifact_that_is_none_of_ours_is_nothing(change):
         with shared(registry) as one:
             one.put(KEY, [])
             one.publish({KEY: LayerResult(Digest.of(b"{}"), 2, Digest.of(b"tar"))})
-            assert one.trouble == ""
+            assert one.last_error == ""
         repository = registry.repositories["team/app"]
         for tag in (f"layer-{KEY.hex}", f"fact-{KEY.hex}"):
             kind, data = repository.manifests[repository.tags[tag]]
@@ -195,7 +195,7 @@ def test_a_registry_that_refuses_is_no_failure_but_trouble():
         with shared(registry) as one:
             one.put(KEY, 1)
             one.publish({KEY: LayerResult(Digest.of(b"{}"), 2, Digest.of(b"tar"))})
-            assert "403" in one.trouble
+            assert "403" in one.last_error
             assert one.get(KEY, same) is None
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build.order import Order
+from envbuild.build.request import BuildRequest
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import assemble
 from envbuild.image.child import Addition, Parent, assemble_child
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.dependencies import needed
+from envbuild.lock.dependencies import find_needed
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import Framework
@@ -111,7 +111,7 @@ def test_nothing_that_stays_requires_what_is_left_out_and_nothing_goes_but_by_th
     stays = set(NAMES) - gone
     assert kept <= stays
     assert gone.isdisjoint(it for name in stays for it in declared[name])
-    assert gone <= needed(set(listed(NAMES, RULE)) & gone, declared, {})
+    assert gone <= find_needed(set(listed(NAMES, RULE)) & gone, declared, {})
 
 
 def test_the_list_names_nothing_twice_and_nothing_that_computes():
@@ -196,11 +196,11 @@ def origin(tmp_path):
 
 @pytest.fixture
 def order(tmp_path):
-    inner = Order(
-        manifest=b"", manifest_name="manifest.json", variant="auto", base=None, resolver="uv", out=tmp_path / "out",
+    inner = BuildRequest(
+        manifest_bytes=b"", manifest_name="manifest.json", variant="auto", base=None, resolver="uv", out=tmp_path / "out",
         push=None, stamp=None, cache=tmp_path / "cache", offline=True, find_links=(tmp_path / "wheels",),
     )  # fmt: skip
-    return ServeOrder(order=inner, model=None, slim=True)
+    return ServeOrder(build_request=inner, model=None, slim=True)
 
 
 def contents(image: Image) -> dict[str, bytes]:
@@ -276,7 +276,7 @@ def test_the_application_keeps_what_it_imports_and_its_server_what_it_requires(o
     assert slim_of(order, start, main=b"from markdown import x").lock.slim == ("tensorboard", "types-six")
     assert slim_of(replace(order, extras=("tensorboard>=2",)), start).lock.slim == ("types-six",)
     above = lock_of(make_wheel("server", "1.0", requires=["markdown"]))
-    url = order.order.find_links[0] / "server-1.0-py3-none-any.whl"
+    url = order.build_request.find_links[0] / "server-1.0-py3-none-any.whl"
     url.write_bytes(make_wheel("server", "1.0", requires=["markdown"]).data)
     above = replace(above, wheels=tuple(replace(it, url=url.as_uri()) for it in above.wheels))
     assert slim_of(order, start, above).lock.slim == ("tensorboard", "types-six")

@@ -17,7 +17,7 @@ from envbuild.capture import files as hashing
 from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
 from envbuild.stamp.history import Proof, read_history, read_stamp
-from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
+from envbuild.stamp.record import ModelFiles, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.stamping import check_stampable, stamp
 from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.fakes.gcs import FakeGcs
@@ -177,7 +177,7 @@ def test_a_record_with_files_reads_back(tmp_path):
     model.put("model.keras")
     found = write(model.uri).stamp
     file = StampedFile(path="model.keras", size=1, sha256=found.anchor.generation.removeprefix("sha256:"))
-    assert found.content == Content(files=(file,), file_count=1)
+    assert found.content == ModelFiles(files=(file,), file_count=1)
     data = record_bytes(found)
     assert read_record(record_name(data), data) == found
 
