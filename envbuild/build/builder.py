@@ -111,7 +111,7 @@ class Builder(ABC):
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
-        return self.plan.stack.cuda is None or cache.noted(self.loading_key, bool) is True
+        return self.plan.stack.cuda is None or cache.local_note(self.loading_key, bool) is True
 
     def prove_loading(self, cache: LayerCache, downloads: Downloads) -> None:
         """Raise VerifyError if the framework would not find its CUDA libraries in the image."""

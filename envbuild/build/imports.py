@@ -40,7 +40,7 @@ def try_imports(
     wanted, manifest, stack = builder.request.import_check, builder.plan.manifest, builder.plan.stack
     names, cache = imported_distributions(stack, manifest, locked.required), LayerCache(builder.request.cache)
     key = Digest.of(canonical_json(["tried on this machine", str(builder.recipe.environment), sorted(names)]))
-    if wanted == "auto" and (known := cache.noted(key, Imports.from_dict)):
+    if wanted == "auto" and (known := cache.local_note(key, Imports.from_dict)):
         builder.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
         _warn_untold(known, builder)
         return known

@@ -54,7 +54,7 @@ class Assembled:
 def look_up_layers(recipe: Recipe, cache: LayerCache) -> None:
     """Look up at once what is known of the layers before a wheel is read."""
     remarks = [_remarks_key(packages_key(recipe))] if recipe.packages else []
-    cache.look_up([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
+    cache.prefetch([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
 
 
 def _plan_specs(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> list[LayerSpec]:
@@ -112,7 +112,7 @@ def assemble(
         results=maker.results,
         verified_members=maker.opened.verified_members(),
         bytecode=tally,
-        remarks=(cache.find_note(remarks_key, _decode_remarks) or ()) if remarks_key else (),
+        remarks=(cache.note_or_claim(remarks_key, _decode_remarks) or ()) if remarks_key else (),
     )
 
 
@@ -166,7 +166,7 @@ def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Se
         return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
     overlaps = find_overlaps(files, recipe.owner_by_path, order)
-    local = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
+    local = all(cache.local_note(plan.paths, _prints_of(plan)) is not None for plan in plans)
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
     return overlaps
 
@@ -182,10 +182,10 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
 
 def find_fingerprints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """Return the noted fingerprints of wheels; no wheel is read."""
-    cache.look_up((), [plan.paths for plan in plans])
+    cache.prefetch((), [plan.paths for plan in plans])
     prints: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        prints |= cache.find_note(plan.paths, _prints_of(plan)) or {}
+        prints |= cache.note_or_claim(plan.paths, _prints_of(plan)) or {}
     return prints
 
 
@@ -215,7 +215,7 @@ def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None
                 raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
         return overlaps
 
-    return cache.find_note(_wheels_key(recipe), decode)
+    return cache.note_or_claim(_wheels_key(recipe), decode)
 
 
 def _wheels_key(recipe: Recipe) -> Digest:

@@ -218,7 +218,7 @@ def assemble_child(
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
     specs, last = [*map(wheels_spec, plans), *own], [it.spec for it in contents]
-    cache.look_up([it.key for it in (*specs, *last)])
+    cache.prefetch([it.key for it in (*specs, *last)])
     with Maker(recipe, cache, wheels, options) as maker:
         overlaps = detect_overlaps(recipe, cache, maker.opened)
         remarks = _check_clashes(parent, addition, plans, cache, maker.opened)

@@ -58,7 +58,7 @@ class SharedCache:
         """End all requests now, from any thread."""
         self._registry.stop()
 
-    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
+    def prefetch(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
         """Read many keys in parallel, before they are used one by one."""
         self._in_parallel((*map(_layer_tag, layers), *map(_fact_tag, facts)), self._artifact)
 

@@ -132,7 +132,7 @@ class Bytecode:
 
     def slots(self, *, known: bool = True) -> Iterator[Slot]:
         """Yield the layers that an image has or may have; `known` if the overlaps, and so the keys, are known."""
-        self.cache.look_up((), [layer.tally_key for layer in self.layers] if known else ())
+        self.cache.prefetch((), [layer.tally_key for layer in self.layers] if known else ())
         for layer in self.layers:
             tally = self._find_tally(layer) if known else None
             if tally is None or tally.compiled:
@@ -143,7 +143,7 @@ class Bytecode:
 
         WheelError if a wheel is damaged, BuildError if the interpreter does not work.
         """
-        self.cache.look_up([it.key for it in self.layers], [it.tally_key for it in self.layers])
+        self.cache.prefetch([it.key for it in self.layers], [it.tally_key for it in self.layers])
         lacking = {layer.key for layer in self.layers if not self._is_settled(layer)}
         self.compiling.compile([it for layer in self.layers if layer.key in lacking for it in layer.parcels], opened)
         specs, total = [], Tally()
@@ -176,4 +176,4 @@ class Bytecode:
         return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
 
     def _find_tally(self, layer: BytecodeLayer) -> Tally | None:
-        return self.cache.find_note(layer.tally_key, Tally.from_dict)
+        return self.cache.note_or_claim(layer.tally_key, Tally.from_dict)
