@@ -24,7 +24,7 @@ from envbuild.stamp.history import read_stamp
 from envbuild.stamp.record import StampEntry, lock_name, manifest_name
 from envbuild.stamp.stamping import stamp
 from tests.reporting import Recorder
-from tests.unit.attesting import ANOTHER_KEY, NOT_SIGNED, key_pair
+from tests.unit.attesting import ANOTHER_KEY, NO_STAMP, NOT_SIGNED, key_pair
 from tests.unit.test_deploy_check import PATCH, SERVER, on_top, pulled, pushed, site, wrong  # noqa: F401 - fixtures
 from tests.unit.test_stamp import NOW, gcs  # noqa: F401 - a fixture
 from tests.unit.test_verify_targets import MOVED, built, manifest
@@ -129,7 +129,7 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
         assert NOT_SIGNED in said["failed"]
     with place.attacked():
         (place.model / "envbuild/pointer.json").unlink()
-        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "has no stamp")
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), NO_STAMP)
     with place.attacked():
         place.stamped(place.sign(mine), "debug")
         refused(place.check(mine), NOT_NAMED)

@@ -38,7 +38,7 @@ from envbuild.stamp.record import (
     signature_name,
 )
 from envbuild.stamp.stamping import check_stampable, stamp
-from tests.unit.attesting import ANOTHER_KEY, ANOTHER_RECORD, NOT_SIGNED, key_pair
+from tests.unit.attesting import ANOTHER_KEY, ANOTHER_RECORD, NO_RECORD, NO_STAMP, NOT_SIGNED, REPLACED, key_pair
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, write, writer  # noqa: F401 - fixtures
 
 V1, V2 = entry("serve", content=b"v1"), entry("serve", content=b"v2")
@@ -259,8 +259,8 @@ LEADS_OUT = "a link leads out of the model's folder"
 NAMES_NO_RECORD = "names no record"
 NO_BUNDLE = "it is no bundle"
 NO_FILE = "not a regular file"
-NO_RECORD = "this is not a record of a stamp"
 PUT_BACK = "record 2 of the model, and record 3 is signed too"
+NOT_THIS = "and not for this model"
 TWO_HISTORIES = "the model has two signed histories"
 ANYWHERE: dict[str, tuple[Attack, str]] = {
     "signature removed": (lambda it: it.remove(signature_name(it.newest)), NOT_SIGNED),
@@ -288,16 +288,16 @@ ANYWHERE: dict[str, tuple[Attack, str]] = {
     "another model's record, other content": (lambda it: other_model(it, b"x"), FOR_ANOTHER),
     "another model's record, other name": (
         lambda it: other_model(it, anchor="a.keras"),
-        "(a.keras), and not for this model",
+        f"(a.keras), {NOT_THIS}",
     ),
     "stamped without a key on top": (merged_unsigned, NOT_SIGNED),
     "stamped by another key on top": (stamped_by_other, ANOTHER_KEY),
-    "pointer removed": (lambda it: it.point(None), "the model has no stamp"),
+    "pointer removed": (lambda it: it.point(None), f"the model {NO_STAMP}"),
     "pointer to nothing": (lambda it: it.point(f"envbuild/record-{'0' * 64}.json"), "is missing"),
     "pointer to another folder": (lambda it: it.point("envbuild/../record.json"), NAMES_NO_RECORD),
     "pointer to a signature": (lambda it: it.point(signature_name(it.newest)), NAMES_NO_RECORD),
     "pointer with a line more": (lambda it: it.point(f"{it.newest}\n"), NAMES_NO_RECORD),
-    "model's file replaced": (replaced, "the model was replaced after it was stamped"),
+    "model's file replaced": (replaced, f"the model {REPLACED}"),
     "record with two lists of images": (lambda it: it.pointing(doubled(it)), NOT_SIGNED),
     "two payloads": (twice, CHANGED),
     "payload's type changed": (
@@ -374,7 +374,7 @@ IN_FOLDER: dict[str, tuple[Attack, str]] = {
     "a link to nothing as signature": (lambda it: in_place(it, "broken"), LEADS_OUT),
     "another model's whole folder": (whole_folder, FOR_ANOTHER),
     "old files put back with their stamp": (restored, "and record 4 is signed too"),
-    "another file bears the pointer": (moved, "(saved_model.pb), and not for this model"),
+    "another file bears the pointer": (moved, f"(saved_model.pb), {NOT_THIS}"),
 }
 
 
@@ -735,7 +735,7 @@ def test_a_model_that_was_replaced_is_not_said_to_have_had_no_stamp(tmp_path, re
     said = " ".join(capsys.readouterr().err.split())
     assert "the model was replaced or copied after it was stamped at " in said
     assert "saved_model.pb is another file" in said
-    assert "has no stamp" not in said
+    assert NO_STAMP not in said
 
 
 def test_the_working_folder_is_called_as_the_person_called_it(tmp_path, capsys, monkeypatch):
@@ -755,7 +755,7 @@ def test_the_working_folder_is_called_as_the_person_called_it(tmp_path, capsys, 
         monkeypatch.setenv("PWD", other)
         capsys.readouterr()
         assert run(inspect) == 16, other
-        assert "and not for this model" in " ".join(capsys.readouterr().err.split())
+        assert NOT_THIS in " ".join(capsys.readouterr().err.split())
     monkeypatch.delenv("PWD")
     assert run(inspect) == 16
 
@@ -770,7 +770,7 @@ def test_a_path_with_dots_behind_a_link_is_the_kernels(tmp_path, capsys):
     code = run(["inspect", uri, "--signed", str(site.public)])
     out, err = capsys.readouterr()
     assert (code, out) == (16, ""), err
-    assert "and not for this model" in " ".join(err.split())
+    assert NOT_THIS in " ".join(err.split())
 
 
 def test_a_link_behind_dots_is_still_the_place_that_was_named(tmp_path, capsys, monkeypatch):

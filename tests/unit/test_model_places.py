@@ -196,7 +196,7 @@ def test_the_content_that_was_listed_is_the_one_that_is_read(gcs):
     gcs.put("models", "m/model.onnx", (MODELS / "model.onnx").read_bytes())
     gcs.before("media", lambda: gcs.put("models", "m/model.onnx", b"other"))
     facts = model_facts("gs://models/m")
-    assert facts["unread"] == "there is no such bucket or object in Cloud Storage (404)"
+    assert facts["unread"].endswith("(404)")
 
 
 def test_a_listing_that_breaks_off_keeps_what_came(gcs):
