@@ -208,7 +208,7 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
         (("model", "image"), "where: IMAGE image"),
         (("model", "image.tar"), "push it, and give HOST/NAME:TAG"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
-        (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
+        (("model", "serve:1", "--platform", "vax"), "where: --platform vax"),
         (("model", "serve:1", "--policy", "none.toml"), "--policy none.toml"),
         (("model", "serve:1", "--signed", "none.pub"), "where: --signed none.pub"),
     ],
