@@ -36,6 +36,7 @@ from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import InstalledFile
+from tests.corpus import LEAVES, OWN, POINT, UNKNOWN
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.fakes.zips import Part, archive, deflated
 from tests.layers import WheelFiles, entries_of
@@ -452,23 +453,24 @@ def test_large_wheels_have_their_own_layer_and_small_ones_share(tmp_path):
     assert names == [{"medium"}, {"medium"}, {"small"}]
 
 
+NO_ZIP = "not a readable zip"
 HOSTILE = {
     "absolute": ("/etc/passwd", "absolute"),
-    "parent": ("../../evil.py", "leaves its folder"),
-    "inner parent": ("pkg/../../evil.py", "leaves its folder"),
+    "parent": ("../../evil.py", LEAVES),
+    "inner parent": ("pkg/../../evil.py", LEAVES),
     "drive": ("C:/evil.py", "absolute"),
     "backslash": ("pkg\\evil.py", "forbidden"),
     "whiteout": ("pkg/.wh.other", "whiteout"),
     "opaque": (".wh..wh..opq", "whiteout"),
-    "dot": ("pkg/./a.py", "leaves its folder"),
-    "double slash": ("pkg//a.py", "leaves its folder"),
+    "dot": ("pkg/./a.py", LEAVES),
+    "double slash": ("pkg//a.py", LEAVES),
     "newline": ("pkg/a\nb.py", "forbidden"),
-    "unknown scheme": ("hostile-1.data/evil/x", "no known folder"),
+    "unknown scheme": ("hostile-1.data/evil/x", UNKNOWN),
     "interpreter": ("hostile-1.data/scripts/python3", "bin/python3"),
-    "interpreter as data": ("hostile-1.data/data/bin/python", "would replace"),
-    "configuration": ("hostile-1.data/data/pyvenv.cfg", "would replace"),
-    "start-up check": ("hostile-1.data/scripts/envbuild-check", "would replace"),
-    "its list": ("hostile-1.data/data/share/envbuild/lock.json", "would replace"),
+    "interpreter as data": ("hostile-1.data/data/bin/python", OWN),
+    "configuration": ("hostile-1.data/data/pyvenv.cfg", OWN),
+    "start-up check": ("hostile-1.data/scripts/envbuild-check", OWN),
+    "its list": ("hostile-1.data/data/share/envbuild/lock.json", OWN),
 }
 
 
@@ -517,15 +519,14 @@ def put(offset: int, form: str, *values: Any):
     [
         (put(30, "<c", b"H"), "disagree on name"),
         (put(8, "<H", 0), "disagree on name or method"),
-        (put(14, "<L", 7), "disagree on size or CRC"),
-        (put(22, "<L", 7), "disagree on size or CRC"),
+        *((put(at, "<L", 7), "disagree on size or CRC") for at in (14, 22)),
         (lambda data: put(directory(data) + 8, "<H", 1)(data), "encrypted"),
         (lambda data: (put(directory(data) + 10, "<H", 12)(data), put(8, "<H", 12)(data)), "compression method 12"),
         (lambda data: (put(directory(data) + 16, "<L", 7)(data), put(14, "<L", 7)(data)), "another size or CRC"),
         (lambda data: (put(directory(data) + 24, "<L", 7)(data), put(22, "<L", 7)(data)), "7 bytes where its RECORD says"),
         (put(40, "<Q", 2**64 - 1), r"damaged|does not end|ends before|another size"),
-        (lambda data: data.__delitem__(slice(len(data) // 2, None)), "not a readable zip"),
-        (lambda data: data.__setitem__(slice(None), b""), "not a readable zip"),
+        (lambda data: data.__delitem__(slice(len(data) // 2, None)), NO_ZIP),
+        (lambda data: data.__setitem__(slice(None), b""), NO_ZIP),
     ],
     ids=["name", "method", "crc", "size", "encrypted", "bzip2", "directory crc", "directory size", "stream", "half", "empty"],
 )  # fmt: skip
@@ -570,8 +571,8 @@ def test_a_deflate_stream_that_goes_on_behind_its_end_is_refused(tmp_path):
     ("changes", "why"),
     [
         ({"dist_info": {"WHEEL": "Wheel-Version: 2.0\n"}}, "Wheel-Version"),
-        ({"entry_points": {"console_scripts": {"x": "no-callable"}}}, "does not name a callable"),
-        ({"entry_points": {"console_scripts": {"../x": "a:b"}}}, "does not name a callable"),
+        ({"entry_points": {"console_scripts": {"x": "no-callable"}}}, POINT),
+        ({"entry_points": {"console_scripts": {"../x": "a:b"}}}, POINT),
         ({"entry_points": {"console_scripts": {"python3": "a:b"}}}, "interpreter"),
         ({"dist_info": {"entry_points.txt": "no section"}}, "entry_points.txt"),
         ({"extra": [("other-1.dist-info/METADATA", b"", 0o644)]}, "2 .dist-info"),

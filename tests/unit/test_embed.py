@@ -20,6 +20,7 @@ from envbuild.verify.sources.model import read_model
 from tests.fakes.images import image_of
 from tests.reporting import Calling
 from tests.unit import test_sides_model
+from tests.unit.attesting import NO_STAMP
 from tests.unit.test_sides_model import TARGET, InBucket, InFolder, manifest_bytes, put_stamp
 
 gcs = test_sides_model.gcs
@@ -110,7 +111,7 @@ def test_missing_and_additional_files_are_refused(model, tmp_path, warned):
 def test_a_model_that_was_replaced_or_never_stamped_is_refused(tmp_path, warned):
     model = InFolder(tmp_path)
     origin = origin_of(model.uri)
-    assert "has no stamp" in refused(origin, tmp_path / "cache", warned)
+    assert NO_STAMP in refused(origin, tmp_path / "cache", warned)
     put_stamp(model.uri)
     origin = origin_of(model.uri)
     model.put("saved_model.pb", b"another")

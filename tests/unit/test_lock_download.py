@@ -74,7 +74,7 @@ def test_other_bytes_are_refused_with_both_digests_and_nothing_is_left(tmp_path)
     with serving(SMALL) as index:
         wheels = entries(index, SMALL)
         index.files[SMALL.filename] = other.data
-        with pytest.raises(LockError, match="does not match") as caught:
+        with pytest.raises(LockError) as caught:
             list(fetch(wheels, tmp_path, settings=settings(index)))
     assert SMALL.sha256 in str(caught.value)
     assert other.sha256 in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_download_that_breaks_off_goes_on(tmp_path, ranges):
 def test_an_index_that_is_down_is_named_without_its_password(tmp_path):
     port = closed_port()
     wheel = locked(SMALL, f"http://user:pa55@127.0.0.1:{port}/files/{SMALL.filename}")
-    with pytest.raises(LockError, match="could not be reached") as caught:
+    with pytest.raises(LockError) as caught:
         list(fetch([wheel], tmp_path, settings=IndexSettings(default=None)))
     assert str(port) in caught.value.where
     assert "pa55" not in str(caught.value)
@@ -160,8 +160,9 @@ def test_wheels_in_a_folder_are_copied_and_verified(tmp_path):
     [(_, path)] = fetch([wheel], tmp_path / "cache")
     assert path.read_bytes() == SMALL.data
     source.unlink()
-    with pytest.raises(LockError, match="cannot be read"):
+    with pytest.raises(LockError) as caught:
         list(fetch([wheel], tmp_path / "other"))
+    assert caught.value.where == str(source)
 
 
 def test_the_first_failure_stops_a_stalled_download_at_once(tmp_path):

@@ -48,7 +48,7 @@ def test_a_project_of_a_domain_is_named_with_its_colon():
 
 
 def test_a_repository_that_is_absent_comes_with_the_command_that_makes_it():
-    with Api(), pytest.raises(RegistryError, match="does not exist") as caught:
+    with Api(), pytest.raises(RegistryError) as caught:
         ensure_repository(REFERENCE)
     assert caught.value.status == 404
     command = "gcloud artifacts repositories create images --repository-format=docker --location=europe-west1"
@@ -82,23 +82,25 @@ def test_a_kind_that_is_newer_than_this_is_no_crash():
         api.add(NAME)["mode"] = 42
         assert checked(api).name == NAME
         api.repositories[NAME]["format"] = 43
-        with pytest.raises(RegistryError, match="of another format"):
+        with pytest.raises(RegistryError, match=NAME):
             checked(api)
 
 
 def test_an_answer_that_cannot_be_read_is_a_registry_error():
     with Api() as api:
         api.add(NAME, createTime="yesterday")
-        with pytest.raises(RegistryError, match="cannot be read"):
+        with pytest.raises(RegistryError) as caught:
             checked(api)
+        assert "createTime" in caught.value.what
 
 
 def test_an_api_that_is_down_is_a_registry_error(monkeypatch):
     with Api() as api:
         url = api.url
     monkeypatch.setenv(ENDPOINT, url)
-    with pytest.raises(RegistryError, match="could not be reached"):
+    with pytest.raises(RegistryError) as caught:
         ensure_repository(REFERENCE)
+    assert (caught.value.status, caught.value.where) == (None, str(REFERENCE))
 
 
 def test_other_registries_are_not_asked_about():
@@ -124,8 +126,9 @@ def test_hosts_of_container_registry_are_repositories_of_these_names(host, name)
 
 
 def test_a_reference_without_an_image_is_refused():
-    with pytest.raises(RegistryError, match="names no image"):
+    with pytest.raises(RegistryError) as caught:
         ensure_repository(Reference("us-docker.pkg.dev", "proj/images"))
+    assert caught.value.where == "us-docker.pkg.dev/proj/images"
 
 
 def test_a_repository_says_whether_its_tags_may_move():

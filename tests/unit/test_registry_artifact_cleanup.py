@@ -126,8 +126,9 @@ def test_policies_that_google_s_client_cannot_read_are_unknown(api, span):
 
 def test_an_image_that_cannot_be_read_is_an_error_in_words(api):
     api.images[f"{NAME}/dockerImages/team%2Fapp@{DIGEST}"]["uploadTime"] = "yesterday"
-    with pytest.raises(RegistryError, match="cannot be read"):
+    with pytest.raises(RegistryError) as caught:
         asked(api)
+    assert "uploadTime" in caught.value.what
 
 
 def test_other_registries_are_not_asked(api):

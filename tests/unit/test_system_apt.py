@@ -228,7 +228,7 @@ class TestLocking:
 
     def test_an_address_that_is_none_of_a_package_is_refused(self, apt):
         offer(apt, DEB, name="libgomp1", version="$(id)")
-        with pytest.raises(LockError, match=r"system package libgomp1\.version"):
+        with pytest.raises(LockError, match=r"libgomp1\.version"):
             locked(apt, base(DEBIAN))
 
     def test_a_base_without_packages_of_that_kind_is_said_and_apt_not_asked(self, apt):
@@ -287,8 +287,9 @@ class TestFiles:
         found = locked(apt, base(DEBIAN))
         found.fetch()
         deb_path(apt / "cache", Digest.of(DEB)).write_bytes(b"changed")
-        with pytest.raises(LockError, match="not in the cache"):
+        with pytest.raises(LockError) as caught:
             copy_debs(Lock(target=TARGET, wheels=(), packages=found.packages), apt / "cache", apt / "context")
+        assert caught.value.where.endswith(".deb")
 
     def test_an_old_suite_may_have_lost_its_updates(self, apt):
         told: list[str] = []
