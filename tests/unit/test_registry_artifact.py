@@ -82,7 +82,7 @@ def test_an_api_that_is_down_is_a_registry_error():
     with FakeArtifactRegistry() as api:
         url = api.url
     with pytest.raises(RegistryError, match="could not be reached"):
-        check_repository(REFERENCE, endpoint=url)
+        check_repository(REFERENCE, endpoint=url, seconds=0.5)
 
 
 def test_other_registries_are_not_asked_about():
