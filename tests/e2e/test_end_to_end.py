@@ -73,6 +73,8 @@ def test_tensorflow_2_15_on_python_3_11_from_training_to_serving(tmp_path, train
     found = predictions(engine, stamped, model, tmp_path / "model-expected.json")
     assert found["tensorflow"] == "2.15.1"
     assert found["largest_difference"] <= 1e-6
+    facts = "import os, sys; print(sys.prefix, sys.version.split()[0], os.getuid(), os.getgid())"
+    assert engine.run(stamped, ["python", "-c", facts]).split() == ["/opt/env", "3.11.2", "65532", "65532"]
     assert "No broken requirements" in engine.run(stamped, ["python", "-m", "pip", "check"])
     distributions = json.loads(manifest.read_bytes())["distributions"]
     freeze = engine.run(stamped, ["python", "-m", "pip", "freeze", "--disable-pip-version-check"])

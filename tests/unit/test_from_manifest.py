@@ -583,7 +583,7 @@ def test_options_that_cannot_be_meant_end_with_2(site, arguments, says):
 
 
 def test_an_index_that_is_down_ends_with_12(site):
-    done = site.build(UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}/simple")
+    done = site.build(UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}/simple", UV_HTTP_RETRIES="0")
     assert done.returncode == 12, done.stderr
 
 

@@ -20,6 +20,7 @@ PURE = make_wheel("pure", "1.0")
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch, tmp_path):
     forget_settings(monkeypatch, tmp_path)
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ def test_an_api_that_is_down_is_a_registry_error(monkeypatch):
     with Api() as api:
         url = api.url
     monkeypatch.setenv(ENDPOINT, url)
+    monkeypatch.setattr("envbuild.registry.artifact_registry._SECONDS", 0.5)
     with pytest.raises(RegistryError) as caught:
         ensure_repository(REFERENCE)
     assert (caught.value.status, caught.value.where) == (None, str(REFERENCE))

@@ -113,10 +113,15 @@ def test_foreign_text_becomes_one_printable_bounded_line(text):
     assert line.isprintable()
 
 
-_NAMES = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
+_NAMES = st.text("az09_-", min_size=1, max_size=8).map("a".__add__)
 
 
-@given(st.lists(st.tuples(_NAMES, st.dictionaries(_NAMES, st.text(st.characters(codec="ascii"))))))
+@given(
+    st.lists(
+        st.tuples(_NAMES, st.dictionaries(_NAMES, st.text(st.characters(codec="ascii"), max_size=9), max_size=3)),
+        max_size=3,
+    )
+)
 def test_challenges_are_read_as_they_are_written(values):
     def quoted(text: str) -> str:
         return '"' + "".join("\\" + letter if letter in '"\\' else letter for letter in text) + '"'
