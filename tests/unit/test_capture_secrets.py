@@ -352,6 +352,11 @@ def test_of_a_command_the_word_after_a_name_is_cut(words, clean):
     assert cut == clean.replace("■", "[redacted]").replace("$", SECRET).split(" ")
 
 
+def test_a_plain_word_is_a_password_only_in_a_login():
+    assert scrub("machine h login me password swordfish") == "machine h login me password [redacted]"
+    assert scrub("print the password hint") == "print the password hint"
+
+
 @given(
     core(ALNUM + " !$%&()*+,;<>?@[]^{|}~"), st.sampled_from(["--password", "--client-secret", "-passwd", "--api_key"])
 )

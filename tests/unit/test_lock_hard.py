@@ -373,6 +373,14 @@ def test_broken_settings_of_pip_are_named(tmp_path, monkeypatch):
         read_settings()
 
 
+def test_broken_settings_of_uv_are_named(tmp_path):
+    config = tmp_path / "XDG_CONFIG_HOME/uv/uv.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("find-links = 1\n")
+    with pytest.raises(LockError, match="uv's settings cannot be read"):
+        UvResolver(settings=read_settings())
+
+
 def test_offline_not_even_the_pages_of_uv_s_own_settings_are_asked(index: FakeIndex, tmp_path):
     config = tmp_path / "XDG_CONFIG_HOME/uv/uv.toml"
     config.parent.mkdir(parents=True)

@@ -228,6 +228,14 @@ def test_the_file_that_the_record_allows_is_taken_or_the_lock_is_refused(index: 
         proven(tmp_path, installed(NATIVE[28], origin=allowed[28]), target=replace(TARGET, glibc="2.17"))
 
 
+def test_of_several_files_that_the_record_allows_one_is_taken(index: FakeIndex, tmp_path):
+    between = make_wheel("native", "1.0", {"n.so": "24"}, tags=["cp311-cp311-manylinux_2_24_x86_64"])
+    index.add(*NATIVE.values(), between)
+    origin = Origin(kind="index", hashes=("0" * 64, NATIVE[17].sha256))
+    run = proven(tmp_path, installed(NATIVE[17], origin=origin, content_sha256=None))
+    assert run.lock.wheels[0].sha256.hex == NATIVE[17].sha256
+
+
 def test_an_intruder_with_a_better_tag_does_not_take_the_run_s_place(index: FakeIndex, tmp_path):
     data = make_wheel("pure", "1.0", {"pure.py": "import evil\n"}).data
     index.add(FakeWheel(filename="pure-1.0-99-py3-none-any.whl", data=data))
@@ -358,6 +366,7 @@ def test_a_file_that_is_not_what_its_record_says_is_no_proof_once_it_is_here(ind
     with pytest.raises(VerifyError):
         found.proof.require_identical()
     assert proven(tmp_path, installed(honest)).proof == found.proof
+    assert confirm(run, tmp_path / "cache").proof == found.proof
 
 
 def test_what_was_held_against_record_is_not_hashed_again_and_all_else_is(index: FakeIndex, tmp_path):

@@ -158,6 +158,7 @@ def test_an_image_that_is_not_there_is_named():
     with FakeRegistry() as registry, pytest.raises(RegistryError, match="base:v1 does not exist") as caught:
         get(registry)
     assert caught.value.status == 404
+    assert "latest" not in caught.value.todo
 
 
 def test_another_architecture_is_refused():

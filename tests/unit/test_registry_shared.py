@@ -101,6 +101,27 @@ def test_what_a_full_cache_has_is_published_too(tmp_path):
     assert len(registry.seen("PUT", "manifests/(fact|layer)")) == before
 
 
+def test_what_a_machine_lacks_is_looked_up_at_once_and_only_that(tmp_path):
+    with FakeRegistry() as registry:
+        published(registry, tmp_path)
+        keys = cache_keys(recipe(*wheels()))
+
+        def asked() -> int:
+            found = len(registry.seen("GET", "manifests/(fact|layer)"))
+            registry.requests.clear()
+            return found
+
+        asked()
+        with shared(registry) as others:
+            LayerCache(tmp_path / "one", others).look_up(keys.layers, keys.notes)
+            assert asked() == 0
+            empty = LayerCache(tmp_path / "two", others)
+            empty.look_up(keys.layers, keys.notes)
+            assert asked() == len({*keys.layers, *keys.notes})
+            assert all(empty.knows(key) for key in keys.layers)
+            assert asked() == 0
+
+
 def test_one_changed_wheel_is_the_only_one_that_is_read(tmp_path):
     with FakeRegistry() as registry:
         published(registry, tmp_path)

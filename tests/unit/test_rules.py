@@ -622,6 +622,14 @@ PLANTED = (
         near=(replace(IMAGE, frameworks=(tensorflow(compute_capabilities=("7.0",)),)),),
     ),
     Planted(
+        rule="compute-capability",
+        about="Tesla V100",
+        wanted=replace(IMAGE, frameworks=(tensorflow(compute_capabilities=("sm_75", "compute_80")),)),
+        found=replace(HOST, accelerator=nvidia(gpu("Tesla V100", "7.0"))),
+        severity="error",
+        says=("sm_75, compute_80", "7.0"),
+    ),
+    Planted(
         rule="gpu-memory",
         about="GPU memory",
         wanted=replace(RUN, accelerator=nvidia(gpu("NVIDIA A100-SXM4-40GB", "8.0", 40 * GIB))),
