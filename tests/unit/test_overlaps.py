@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image.assembler import assemble, cache_keys
+from envbuild.image.assembler import assemble, look_up_layers
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.plan import install_order
 from envbuild.lock.formats import pylock_text, read_pylock
@@ -135,10 +135,13 @@ def test_layers_of_wheels_are_the_same_whoever_has_the_shared_file(tmp_path):
     assert json.loads(one.config) != json.loads(other.config)
 
 
-def test_a_note_of_a_file_that_its_wheel_lacks_is_ignored(tmp_path):
+def test_a_note_of_a_file_that_its_wheel_lacks_is_ignored(tmp_path, monkeypatch):
     wheels = wheels_of({"aaa": [], "zzz": []}, ("aaa", "zzz"))
-    cache = LayerCache(tmp_path / "cache")
-    for key in cache_keys(recipe(*wheels)).notes:
+    cache, keys = LayerCache(tmp_path / "cache"), []
+    monkeypatch.setattr(cache, "prefetch", lambda _, notes: keys.extend(notes))
+    look_up_layers(recipe(*wheels), cache)
+    assert keys
+    for key in keys:
         cache.note(key, [["shared/other.txt", "aaa", "zzz"]])
     [overlap] = assembled(tmp_path, wheels).overlaps
     assert overlap.path == f"{SITE.removeprefix('opt/env/')}/shared/owner.txt"
