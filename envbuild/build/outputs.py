@@ -188,7 +188,9 @@ def check_model_files(
         image.manifest_sha256 for image in previous.images
     }
     expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
-    place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
+    target = parse_model_uri(uri)
+    is_folder = target.folder or (target.bucket is None and Path(target.path).is_dir())
+    place = uri if is_folder else folder_of(uri, manifest)
     present = files_now(place, of_run or of_stamp, patient=True)
     problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(of_run), exact=exact)
     if of_run is None and report:

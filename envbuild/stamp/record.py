@@ -16,6 +16,7 @@ from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.reference import Reference
+from envbuild.validation import read_values
 
 SCHEMA_VERSION = "1.2"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
@@ -334,7 +335,7 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         envbuild=str(value["envbuild"]),
         counter=msgspec.convert(value.get("counter", 0), _Count),
         by=None if value.get("by") is None else str(value["by"]),
-        content=msgspec.convert(value.get("content"), ModelFiles | None),
+        content=None if value.get("content") is None else read_values(value["content"], ModelFiles),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
 

@@ -16,6 +16,7 @@ from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture import files as hashing
 from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
+from envbuild.stamp import directory
 from envbuild.stamp.history import Proof, read_history, read_stamp
 from envbuild.stamp.record import ModelFiles, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.stamping import check_stampable, stamp
@@ -93,6 +94,27 @@ def test_the_anchor_of_a_record_is_never_looked_up_outside_of_the_folder(tmp_pat
     model.put("model.keras", b"other")
     read_history(model.uri)
     assert write(model.uri).stamp.anchor.name == "model.keras"
+
+
+def test_a_record_that_may_not_be_read_is_no_reason_to_take_an_older_one(tmp_path, monkeypatch):
+    model = Put(str(tmp_path / "m"), None)
+    model.put("model.keras")
+    write(model.uri)
+    pointer, regular = Path(model.uri, "envbuild/pointer.json"), directory._regular
+    older = pointer.read_bytes()
+    newest = Path(model.uri, write(model.uri, "serve").record)
+    pointer.write_bytes(older)
+
+    def refused(path: Path, flags: int) -> Any:
+        if path == newest:
+            raise PermissionError(13, "Permission denied")
+        return regular(path, flags)
+
+    assert read_history(model.uri)
+    monkeypatch.setattr(directory, "_regular", refused)
+    with pytest.raises(StampError) as caught:
+        read_history(model.uri)
+    assert caught.value.where == str(newest)
 
 
 def test_the_placeholder_of_a_folder_is_no_model_and_no_anchor(gcs):  # noqa: F811
@@ -266,6 +288,14 @@ def test_appended_changed_and_missing_files_are_refused_and_the_manifest_itself_
     (model / "saved_model.pb").write_bytes(old[:-1] + b"!")
     code, says = trained.stamps("--stamp", "model")
     assert (code, "saved_model.pb is not what the run saved" in says) == (15, True)
+
+
+def test_a_folder_may_have_a_file_of_its_own_name(trained):
+    model = trained.folder / "model"
+    shutil.copyfile(model / "saved_model.pb", model / "model")
+    facts = {key: value for key, value in model_facts(str(model)).items() if value is not None}
+    trained.manifest.write_text(json.dumps(manifest_of(model=facts)))
+    assert trained.stamps("--stamp", "model")[0] == 0
 
 
 def test_what_is_forced_is_in_the_record_and_said_by_who_reads_it(trained):

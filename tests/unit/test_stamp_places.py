@@ -172,3 +172,8 @@ def test_a_name_that_the_file_system_has_not_room_for_is_told(tmp_path):
     with pytest.raises(EnvbuildError, match="too long") as caught:
         check_stampable(str(tmp_path / ("x" * 300)))
     assert (caught.value.exit_code, caught.value.todo) == (15, "give a shorter path")
+
+
+def test_names_that_are_not_utf_8_stay_different():
+    assert parse_model_uri("file:///m/q%FF").path != parse_model_uri("file:///m/q%FE").path
+    assert os.fsencode(parse_model_uri("file:///m/q%FF").path) == b"/m/q\xff"
