@@ -13,6 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 _PREPARING = threading.Lock()
+_PREPARED: set[Any] = set()
 FAULT_LIMIT = 1000
 
 
@@ -61,11 +62,13 @@ def quote(value: str) -> str:
     return ascii(value if len(value) <= 80 else value[:79] + "…")
 
 
-@cache
 def _prepare(kind: Any) -> None:
     """Let msgspec describe a type to itself in one thread at a time: two that do it at once crash (msgspec 0.22.0)."""
-    with _PREPARING, suppress(ValueError):
-        msgspec.convert(None, kind, dec_hook=_decode)
+    with _PREPARING:
+        if kind not in _PREPARED:
+            with suppress(ValueError):
+                msgspec.convert(None, kind, dec_hook=_decode)
+            _PREPARED.add(kind)
 
 
 @cache
