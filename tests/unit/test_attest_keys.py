@@ -112,6 +112,8 @@ def test_what_the_key_signed_is_a_statement_new_or_old_or_an_error(fake, keys):
     facts, signer = facts_of(fake.host), signer_of(str(keys[0]))
     old = SAYS.replace(b"Statement/v1", b"Statement/v0.1")
     assert verdict(sign_statement(old, signer, ""), keys[1]) == ("holds", "")
+    unknown = SAYS.replace(b"Statement/v1", b"Statement/v9")
+    assert verdict(sign_statement(unknown, signer, ""), keys[1])[0] == "malformed"
     attest(facts, AttestOptions(statements=False, key=str(keys[0])), Recorder())
     put(fake, facts.reference, sign_statement(b"[]", signer, ""))
     good, wrong = check_signed(facts.reference, keys[1])

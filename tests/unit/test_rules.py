@@ -561,7 +561,11 @@ PLANTED = (
         found=replace(HOST, accelerator=NONE),
         severity="error",
         says=("Tesla T4", "no GPU", "--variant cpu", "--gpus all"),
-        near=(replace(HOST, accelerator=None), replace(RUN, accelerator=NONE)),
+        near=(
+            replace(HOST, accelerator=None),
+            replace(HOST, accelerator=Accelerator(kind="nvidia")),
+            replace(RUN, accelerator=NONE),
+        ),
         near_pairs=(
             (CPU_BUILD, replace(HOST, accelerator=NONE)),
             (replace(RUN, accelerator=NONE), replace(HOST, accelerator=NONE)),
