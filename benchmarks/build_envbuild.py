@@ -12,17 +12,19 @@ from pathlib import Path
 
 from envbuild.base.interpreter import compiling_on
 from envbuild.base.resolve import resolve_base
-from envbuild.image.assembler import Compiling, assemble, cache_keys, find_difference, wheels_to_read
-from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
+from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
-from envbuild.lock.formats import read_held
+from envbuild.image.layers.maker import AssemblyOptions
+from envbuild.lock.download import Downloads
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Lock
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_tagged, pull
 from envbuild.registry.push import Upload, publish, push
 from envbuild.registry.shared_cache import SharedCache
+from envbuild.report import SILENT
 from envbuild.retry import tune_interpreter
 
 
@@ -31,7 +33,7 @@ def main() -> None:
     began = time.perf_counter()
     options = {"--bytecode"} & set(sys.argv)
     folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)
-    lock = read_held(Path(folder))
+    lock = read_existing_lock(Path(folder))
     assert lock, folder
     reference = Reference.parse(repository)
     with SharedCache(reference) as shared:
@@ -40,7 +42,7 @@ def main() -> None:
             machine=lock.target.machine,
             cache=Path(cache),
             pull=lambda reference, machine: pull(reference, machine=machine),
-            report=lambda _text: None,
+            report=SILENT,
         )
         compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
@@ -75,15 +77,15 @@ def made(
     recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache, compiling: Compiling | None
 ) -> Reference:
     """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
-    cache, keys = LayerCache(folder, shared), cache_keys(recipe)
-    with Arrivals(folder) as arrivals, Upload(reference) as upload:
-        cache.look_up(keys.layers, keys.notes)
+    cache = LayerCache(folder, shared)
+    with Downloads(folder) as downloads, Upload(reference) as upload:
+        look_up_layers(recipe, cache)
         if needed := wheels_to_read(recipe, cache, compiling):
-            arrivals.start(needed)
+            downloads.start(needed)
             for layer in base.image.layers:
                 upload.offer(layer)
-        begun = None if shared.trouble else upload.follow
-        result = assemble(recipe, base, arrivals, cache, lambda *_: None, upload.offer, compiling, begun=begun)
+        options = AssemblyOptions(on_layer=upload.offer, on_start=None if shared.last_error else upload.follow)
+        result = assemble(recipe, base, downloads, cache, options, compiling)
         pushed = upload.finish(result.image).reference
         cache.share(result.results)
     publish({pushed: tuple(filter(None, (environment_tag(recipe.environment), reference.tag)))})

@@ -21,6 +21,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base
 from envbuild.registry.pull import pull
+from envbuild.report import SilentReporter
 
 BIN = Path(sys.executable).parent
 MACHINE = "x86_64"
@@ -76,7 +77,11 @@ def debian_base(cache: Path) -> Base:
 def registry_base(name: str, cache: Path) -> Base:
     """A base, which the cache then knows."""
     return resolve_base(
-        name, machine=MACHINE, cache=cache, pull=lambda reference, machine: pull(reference, machine=machine), report=say
+        name,
+        machine=MACHINE,
+        cache=cache,
+        pull=lambda reference, machine: pull(reference, machine=machine),
+        report=StderrNotes(),
     )
 
 
@@ -134,3 +139,11 @@ def _without_bytecode(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def say(text: str) -> None:
     """Progress goes where the table does not."""
     print(text, file=sys.stderr, flush=True)
+
+
+class StderrNotes(SilentReporter):
+    """Notes go where progress goes."""
+
+    def note(self, text: str, /) -> None:
+        """Print it."""
+        say(text)

@@ -48,6 +48,7 @@ from envbuild.lock.resolvers import uv_platforms
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import write_layout
+from envbuild.report import SILENT
 
 HERE = Path(__file__).parent
 UV = str(Path(sys.executable).with_name("uv"))
@@ -189,7 +190,7 @@ def bases_of(record: dict[str, Any], pythons: Path | None, folder: Path) -> list
 
 def base_with(installation: Path, folder: Path) -> None:
     """Write Debian 12 with another Python below /usr/local, as an OCI layout."""
-    debian = debian_base("bookworm", "x86_64", cache_folder(), lambda _line: None)
+    debian = debian_base("bookworm", "x86_64", cache_folder(), SILENT)
     blob = folder.with_suffix(".tar")
     with tarfile.open(blob, "w") as tar:
         for name in ("bin", "lib"):

@@ -65,9 +65,9 @@ class Recipe:
     base_digest: Digest
     python_path: str
     target: Target
-    wheels: tuple[LockedWheel, ...]
-    variables: tuple[tuple[str, str], ...]
-    labels: tuple[tuple[str, str], ...]
+    wheels: tuple[LockedWheel, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
     base_asked: str = ""
     """The base's name for the image's annotations; empty to leave that out."""
     bytecode: str = ""
@@ -82,11 +82,11 @@ class Recipe:
 
     @property
     def environment(self) -> Digest:
-        """The environment id: equal exactly when the images are equal."""
+        """The environment id: equal for equal recipes, of which the assembler makes equal images (engines do not)."""
         return Digest.of(canonical_json(self.to_dict()))
 
     @property
-    def owned(self) -> dict[str, str]:
+    def owner_by_path(self) -> dict[str, str]:
         """The distribution whose file is used, by path below the prefix."""
         site = Scheme(prefix=self.prefix, python_minor=self.target.python_minor).site_packages
         return {posixpath.normpath(f"{site}/{path}"): name for path, name in self.owners}

@@ -1,8 +1,10 @@
 """JSON and TOML values -> frozen dataclasses: msgspec checks types, patterns and ranges; every fault has its path."""
 
 import dataclasses
+import threading
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -10,6 +12,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 
 T = TypeVar("T")
+_PREPARING = threading.Lock()
+_PREPARED: set[Any] = set()
 FAULT_LIMIT = 1000
 
 
@@ -36,6 +40,7 @@ def read_values(values: Any, kind: type[T], path: str = "") -> T:
     A type with an attribute `json_type` is made from the sorted items of that type of mapping.
     """
     try:
+        _prepare(kind)
         values = _without_null(values)
         return msgspec.convert(values, kind, dec_hook=_decode)
     except (ValueError, RecursionError) as error:
@@ -55,6 +60,15 @@ def read_or_none(values: Any, kind: type[T]) -> T | None:
 def quote(value: str) -> str:
     """Quote a text for a message: on one line, in ASCII, at most 80 characters."""
     return ascii(value if len(value) <= 80 else value[:79] + "…")
+
+
+def _prepare(kind: Any) -> None:
+    """Let msgspec describe a type to itself in one thread at a time: two that do it at once crash (msgspec 0.22.0)."""
+    with _PREPARING:
+        if kind not in _PREPARED:
+            with suppress(ValueError):
+                msgspec.convert(None, kind, dec_hook=_decode)
+            _PREPARED.add(kind)
 
 
 @cache

@@ -4,14 +4,31 @@ import gzip
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.image.layers.writer import LayerFile, write_layer
+from envbuild.lock.model import LockedWheel
+from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import Scheme, installed_files
 
 SCHEME = Scheme(prefix="/opt/env", python_minor="3.11")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFiles:
+    """Wheels that are all on this machine, by their sha256."""
+
+    paths: Mapping[Digest, Path]
+
+    def path(self, wheel: LockedWheel) -> Path:
+        return self.paths[wheel.sha256]
+
+    def stop(self) -> None:
+        """Do nothing, as nothing waits."""
 
 
 def layer_of(path: Path, filename: str | None = None) -> bytes:

@@ -196,6 +196,7 @@ def _run(request: Mapping[str, Any], files: list[int]) -> NoReturn:
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         sys.path[0], sys.argv = request["cwd"], ["envbuild", *request["words"]]
+        os.fsync = lambda fd: None  # no test cuts the power
         if request["program"]:
             typer.main.get_command.cache_clear()  # type: ignore[attr-defined] # the program may add commands
             exec(request["program"], {"__name__": "__main__"})

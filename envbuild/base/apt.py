@@ -8,7 +8,7 @@ changed (apt-get(8), apt.conf(5)).
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
@@ -16,13 +16,14 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 from urllib.parse import unquote
 
-from envbuild.base.process import running
 from envbuild.errors import BaseError, LockError, MissingComponentError
 from envbuild.image.debian.layer import BaseSystem
 from envbuild.lock.model import SystemPackage, package_of
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES
+from envbuild.process import running
+from envbuild.report import Reporter
 
 _ROLLING = ("sid", "unstable", "experimental")
 _LINE = re.compile(r"^deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)((?:[ \t]+[^\s#]+)*)", re.MULTILINE)
@@ -30,11 +31,11 @@ _FIELD = re.compile(r"^([A-Za-z-]+):(.*)$", re.MULTILINE)
 WITHOUT = "go without them: --no-system-packages"
 SOURCES = Path("/etc/apt")
 _PROGRAMS = ("apt-get", "apt-cache")
-_KEYRINGS = {
+KEYRINGS = {
     "debian": ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"),
     "ubuntu": ("/usr/share/keyrings/ubuntu-archive-keyring.gpg",),
 }
-_CODENAME = re.compile(r"[a-z]{2,39}")
+CODENAME = re.compile(r"[a-z]{2,39}")
 _ADDRESS = re.compile(r"'([^']+)' (\S+)_([^_\s]+)_([^_\s]+)\.deb (\d+) SHA256:([0-9a-f]{64})")
 _GONE = re.compile(r"repository '\S+ (\S+) Release' (?:does not have|no longer has) a Release file")
 _EXPIRED = re.compile(r"Release file for \S+?/dists/(\S+?)/(?:In)?Release is expired")
@@ -54,7 +55,7 @@ Acquire::Retries "3";
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AptSource:
     """One address that apt reads packages from."""
 
@@ -113,16 +114,12 @@ def read_sources(folder: Path) -> Sequence[AptSource]:
         except OSError:
             continue
         if path.suffix == ".list":
-            found += _one_line(text)
+            for options, address, suite, components in _LINE.findall(text):
+                signed_by = next((it.partition("=")[2] for it in options.split() if it.startswith("signed-by=")), "")
+                found.append(AptSource(address, (suite,), tuple(components.split()), signed_by))
         elif path.suffix == ".sources":
             found += _deb822(text)
     return found
-
-
-def _one_line(text: str) -> Iterator[AptSource]:
-    for options, address, suite, components in _LINE.findall(text):
-        signed_by = next((it.partition("=")[2] for it in options.split() if it.startswith("signed-by=")), "")
-        yield AptSource(address=address, suites=(suite,), components=tuple(components.split()), signed_by=signed_by)
 
 
 def _deb822(text: str) -> Iterator[AptSource]:
@@ -131,8 +128,7 @@ def _deb822(text: str) -> Iterator[AptSource]:
         if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
             signed_by = " ".join(fields.get("signed-by", ()))
             suites, components = tuple(fields.get("suites", ())), tuple(fields.get("components", ()))
-            for address in fields.get("uris", ()):
-                yield AptSource(address=address, suites=suites, components=components, signed_by=signed_by)
+            yield from (AptSource(address, suites, components, signed_by) for address in fields.get("uris", ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +155,7 @@ def find_suite(base: BaseSystem, machine: str, folder: Path) -> Suite:
         what = f"the base lacks Debian packages of the run, and {lacking[0]}, which finds them, is not installed"
         raise MissingComponentError(what, where="PATH", todo=f"build on Debian or Ubuntu; or {WITHOUT}")
     distribution, codename = base.release.get("ID", ""), base.release.get("VERSION_CODENAME", "")
-    if distribution not in _KEYRINGS or not _CODENAME.fullmatch(codename):
+    if distribution not in KEYRINGS or not CODENAME.fullmatch(codename):
         what = f"system packages are for Debian and Ubuntu, and the base is {distribution or 'neither'} {codename}"
         raise BaseError(what.rstrip(), where="the base's os-release", todo=WITHOUT)
     if distribution == "debian":
@@ -173,14 +169,11 @@ def find_suite(base: BaseSystem, machine: str, folder: Path) -> Suite:
         mirror = _ubuntu_mirror(folder)
         suites = (codename, f"{codename}-updates", f"{codename}-security")
         lines = [f"deb {mirror.archive} {suite} main universe" for suite in suites]
-    keys = dict.fromkeys(it for it in (*_KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists())
+    keys = dict.fromkeys(it for it in (*KEYRINGS[distribution], *mirror.keyrings) if Path(it).exists())
     signed = f"deb [signed-by={','.join(keys)}] " if keys else "deb "
-    return Suite(
-        distribution=distribution,
-        codename=codename,
-        architecture=ARCHITECTURES[machine],
-        lines=tuple(signed + line.removeprefix("deb ") for line in lines),
-    )
+    signed_lines = tuple(signed + line.removeprefix("deb ") for line in lines)
+    architecture = ARCHITECTURES[machine]
+    return Suite(distribution=distribution, codename=codename, architecture=architecture, lines=signed_lines)
 
 
 def _ubuntu_mirror(folder: Path) -> Mirror:
@@ -244,14 +237,14 @@ class Apt:
             todo = f"build again, which locks the current packages; or {WITHOUT}"
             raise LockError(what, where=self.suite.codename, todo=todo)
 
-    def update(self, say: Callable[[str], object]) -> None:
+    def update(self, report: Reporter) -> None:
         """Download the signed lists of the mirror; LockError if that fails.
 
-        `say` is called if an old suite has lost its updates or security archive, or their signature has expired.
+        Reports if an old suite has lost its updates or security archive, or their signature has expired.
         """
         status, output = self._run("apt-get", "update")
         for suite in sorted(lost_archives(output) - {self.suite.codename}):
-            say(f"the mirror no longer has {suite}: system packages are looked for without it")
+            report.step(f"the mirror no longer has {suite}: system packages are looked for without it")
             status = 0
         if status or not self.has_lists:
             todo = f"check that apt's own mirror serves {self.suite.codename} (apt-get update); or {WITHOUT}"
@@ -263,12 +256,8 @@ class Apt:
         return any((self.folder / "var/lib/apt/lists").glob("*Packages*"))
 
     def _run(self, *command: str) -> tuple[int, str]:
-        fixed = {
-            "LC_ALL": "C.UTF-8",
-            "HOME": "/root",
-            "APT_CONFIG": str(self.settings),
-            "PATH": os.environ.get("PATH", os.defpath),
-        }
+        fixed = {"LC_ALL": "C.UTF-8", "HOME": "/root", "APT_CONFIG": str(self.settings)}
+        fixed["PATH"] = os.environ.get("PATH", os.defpath)
         with running(command, network_variables() | fixed, stdout=PIPE, stderr=STDOUT) as process:
             output, _ = process.communicate()
             return process.returncode, output.decode(errors="replace")
@@ -278,12 +267,8 @@ class Apt:
 def apt_for(suite: Suite, status: str, cache: Path) -> Iterator[Apt]:
     """Yield apt for a base with this dpkg status; one run works in the folder, and others wait."""
     folder = cache / "apt" / suite.key
-    for part in (
-        "etc/apt/apt.conf.d",
-        "etc/apt/preferences.d",
-        "var/lib/apt/lists/partial",
-        "var/cache/apt/archives/partial",
-    ):
+    settings = ("etc/apt/apt.conf.d", "etc/apt/preferences.d")
+    for part in (*settings, "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         flock(lock, LOCK_EX)
@@ -309,9 +294,8 @@ def _package(match: re.Match[str]) -> SystemPackage:
     try:
         return package_of(value)
     except ValueError as error:
-        raise LockError(
-            f"the mirror offers a package that cannot be locked: {error}", where=name, todo=WITHOUT
-        ) from error
+        what = f"the mirror offers a package that cannot be locked: {error}"
+        raise LockError(what, where=name, todo=WITHOUT) from error
 
 
 def _reason(output: str) -> str:

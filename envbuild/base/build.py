@@ -3,8 +3,7 @@
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +13,8 @@ from urllib.parse import urlsplit
 import docker
 from packaging.version import Version
 
-from envbuild.base.apt import find_mirror, source_lines
+from envbuild.base.apt import SOURCES, find_mirror, source_lines
 from envbuild.base.debian import debian_base
-from envbuild.base.process import running
 from envbuild.base.resolve import layout_image, registry_reference
 from envbuild.engine.buildkit import Request, built, loaded_base, require_buildkit
 from envbuild.engine.client import connected
@@ -36,12 +34,9 @@ _PYTHON = re.compile(r"3\.\d+(?:\.\d+)?\Z")
 # Debian policy manual, 5.6.1 "Source" and 5.6.12 "Version".
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?=[A-Za-z0-9][A-Za-z0-9.+~:-]*\Z")
 _SNAPSHOT = re.compile(r"\d{8}T\d{6}Z\Z")
-
-
 INSTEAD = "run by hand, where there is one, what --dry-run prints"
 _HUB = "https://index.docker.io/v1/"
 """The name of Docker Hub in the logins of engines."""
-_APT = Path("/etc/apt")
 _REMEDIES = {
     "python3 is ": "give --python-image an image with that Python in /usr/local, such as python:3.9.18-slim-bullseye, "
     "whose glibc is not newer than the parent's",
@@ -118,11 +113,10 @@ def _check_snapshot(snapshot: str, host: str) -> None:
         raise UsageError("--snapshot and --snapshot-host belong together", where="--snapshot", todo=todo)
     if not snapshot:
         return
-    try:
+    right = None
+    with suppress(ValueError):
         datetime.strptime(snapshot, "%Y%m%dT%H%M%S%z")
         right = _SNAPSHOT.match(snapshot)
-    except ValueError:
-        right = None
     if not right:
         todo = "give it as 20240101T000000Z"
         raise UsageError(f"{snapshot!r} is not the time of a snapshot", where="--snapshot", todo=todo)
@@ -146,15 +140,8 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
     It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` is a base of
     `profiles/cuda.toml`, with or without a digest.
     """
-    row = next(
-        (
-            it
-            for it in profiles.bases
-            if parent.partition("@")[0]
-            in (it.image, it.image.removeprefix("docker.io/"), it.image.removeprefix("docker.io/library/"))
-        ),
-        None,
-    )
+    name, prefixes = parent.partition("@")[0], ("", "docker.io/", "docker.io/library/")
+    row = next((it for it in profiles.bases if name in {it.image.removeprefix(each) for each in prefixes}), None)
     exact = python.count(".") > 1
     if row is None or not python or (row.python == python and not exact):
         return None
@@ -197,8 +184,8 @@ def find_parent(text: str, machine: str, cache: Path, report: Reporter) -> Paren
         pass  # fail before the long work
     if reference is None and text.startswith("debian:"):
         suite = text.removeprefix("debian:")
-        image = debian_base(suite, machine, cache, report.note)
-        return Parent(name=text, image=image, sources="\n".join(source_lines(suite, find_mirror(_APT)).values()))
+        image = debian_base(suite, machine, cache, report)
+        return Parent(name=text, image=image, sources="\n".join(source_lines(suite, find_mirror(SOURCES)).values()))
     if reference is None:
         return Parent(name="oci-layout", image=layout_image(text, machine))
     return Parent(name=pinned(text, report))
@@ -240,28 +227,17 @@ def make_base(
             network=True,
             arguments=order.arguments,
         )
-        with _remedy(parent):
-            return _built(client, request, name, report)
-
-
-def _built(client: docker.DockerClient, request: Request, name: Reference, report: Reporter) -> MadeBase:
-    buildkit = require_buildkit(client, INSTEAD)
-    with built(client, request, report, buildkit=buildkit, running=running) as image:
-        inside = inspect_base(client, image.id)
-        client.api.tag(image.id, name.name, name.tag or "latest", force=True)
-        return MadeBase(id=image.id, inside=inside)
-
-
-@contextmanager
-def _remedy(parent: Parent) -> Iterator[None]:
-    """Add the remedy to the error of a failed step."""
-    try:
-        yield
-    except BaseError:
-        raise
-    except BuildError as error:
-        todo = next((it for part, it in _REMEDIES.items() if part in error.what), "see the output of the step")
-        raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=todo) from error
+        buildkit = require_buildkit(client, INSTEAD)
+        try:
+            with built(client, request, report, buildkit=buildkit) as image:
+                inside = inspect_base(client, image.id)
+                client.api.tag(image.id, name.name, name.tag or "latest", force=True)
+                return MadeBase(id=image.id, inside=inside)
+        except BaseError:
+            raise
+        except BuildError as error:
+            todo = next((it for part, it in _REMEDIES.items() if part in error.what), "see the output of the step")
+            raise BaseError(error.what, where=f"Dockerfile.base on {parent.name}", todo=todo) from error
 
 
 def engine_login(reference: Reference) -> dict[str, str]:
@@ -298,9 +274,8 @@ def push_base(
     with Registry(name.registry) as registry:
         if not registry.has_manifest(name.repository, sent.digest):
             todo = "push again; another client may have removed it"
-            raise RegistryError(
-                "the registry does not have the pushed manifest", where=str(name.at(sent.digest)), todo=todo
-            )
+            what = "the registry does not have the pushed manifest"
+            raise RegistryError(what, where=str(name.at(sent.digest)), todo=todo)
     return name.at(sent.digest), inside
 
 

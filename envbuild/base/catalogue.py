@@ -1,6 +1,4 @@
-"""The bases that this machine knows (bootstrapped, mirrored, built, pushed), the releases that a base serves, and the
-bases that are missing.
-"""
+"""The bases that this machine knows (bootstrapped, mirrored, built, pushed), what each serves, and those missing."""
 
 import json
 import re
@@ -15,7 +13,7 @@ from packaging.version import Version
 
 from envbuild.base.build import decide_python
 from envbuild.base.debian import kept_bases
-from envbuild.base.resolve import Facts, KnownFacts, inspect, suite_for
+from envbuild.base.resolve import Facts, KnownFacts, inspect, known_facts, suite_for
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
 from envbuild.match.match import MatchOptions, show_release
@@ -69,8 +67,17 @@ def remember(base: KnownBase, cache: Path) -> None:
 
 def known_bases(cache: Path) -> tuple[KnownBase, ...]:
     """Return all known bases, by name."""
-    facts = KnownFacts(cache / "bases" / "facts")
-    found = [*_bootstrapped(cache, facts), *_remembered(cache, facts)]
+    facts, found = known_facts(cache), list[KnownBase]()
+    for suite, machine, folder in kept_bases(cache):
+        name = f"debian:{suite}"
+        with suppress(BaseError, OSError):  # damaged: the next build makes it again
+            image = read_layout(folder, machine=machine)
+            base = KnownBase(name=name, how="bootstrapped", digest=str(image.digest), machine=machine)
+            found.append(with_facts(base, inspect(image, name, machine, facts)))
+    for path in sorted((cache / "bases" / _FOLDER).glob("*.json")):
+        if noted := read_entry(path.parent, path.name, _decode):
+            read = None if noted.python else facts.facts(Digest.parse(noted.read_as or noted.digest))
+            found.append(with_facts(noted, read) if read else noted)
     return tuple(sorted(found, key=lambda it: (it.how != "bootstrapped", it.name)))
 
 
@@ -81,7 +88,7 @@ def tagged_bases(repository: Reference, machine: str, cache: Path) -> tuple[Know
     """
     with Registry(repository.registry) as registry:
         tags = registry.tags(repository.repository)
-    facts = KnownFacts(cache / "bases" / "facts")
+    facts = known_facts(cache)
     found = (_tagged(replace(repository, tag=tag), machine, facts) for tag in tags if not is_own_tag(tag))
     return tuple(filter(None, found))
 
@@ -94,9 +101,8 @@ def _tagged(reference: Reference, machine: str, facts: KnownFacts) -> KnownBase 
     if json.loads(image.manifest).get("annotations", {}).get(ENVIRONMENT):
         return None
     digest = image.found_as or image.digest
-    variables = dict(
-        str(it).partition("=")[::2] for it in (json.loads(image.config).get("config") or {}).get("Env") or ()
-    )
+    inner = json.loads(image.config).get("config") or {}
+    variables = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ())
     base = KnownBase(
         name=str(replace(reference, digest=digest)),
         how="in the registry",
@@ -111,30 +117,13 @@ def _tagged(reference: Reference, machine: str, facts: KnownFacts) -> KnownBase 
 
 def with_facts(base: KnownBase, facts: Facts) -> KnownBase:
     """Return the base with facts from its files."""
-    values = asdict(base) | {name: getattr(facts, name) for name in ("python", "glibc", "distribution")}
-    return KnownBase(**values)
+    return replace(base, python=facts.python, glibc=facts.glibc, distribution=facts.distribution)
 
 
 def cuda_of(name: str) -> str:
     """Return the CUDA version in the name of one of NVIDIA's images; empty for others."""
     found = _CUDA.search(name)
     return found[1] if found else ""
-
-
-def _bootstrapped(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
-    for suite, machine, folder in kept_bases(cache):
-        name = f"debian:{suite}"
-        with suppress(BaseError, OSError):  # damaged: the next build makes it again
-            image = read_layout(folder, machine=machine)
-            base = KnownBase(name=name, how="bootstrapped", digest=str(image.digest), machine=machine)
-            yield with_facts(base, inspect(image, name, machine, facts))
-
-
-def _remembered(cache: Path, facts: KnownFacts) -> Iterator[KnownBase]:
-    for path in sorted((cache / "bases" / _FOLDER).glob("*.json")):
-        if base := read_entry(path.parent, path.name, _decode):
-            read = None if base.python else facts.facts(Digest.parse(base.read_as or base.digest))
-            yield (with_facts(base, read) if read else base)
 
 
 def _decode(value: Any) -> KnownBase:
@@ -172,7 +161,8 @@ def serves(base: KnownBase, profiles: Profiles, variants: Sequence[Variant] = ("
 
 
 def _line(framework: FrameworkProfile, variants: Sequence[Variant], base: KnownBase, profiles: Profiles) -> str:
-    minors = [(minor, list(group)) for minor, group in groupby(framework.releases, key=_minor)]
+    by_minor = groupby(framework.releases, key=lambda it: ".".join(map(str, it.version.release[:2])))
+    minors = [(minor, list(group)) for minor, group in by_minor]
     spans: dict[str, list[str]] = {}
     for variant in variants:
         fits = ((minor, any(_fits(framework, it, variant, base, profiles) for it in group)) for minor, group in minors)
@@ -180,10 +170,6 @@ def _line(framework: FrameworkProfile, variants: Sequence[Variant], base: KnownB
             spans.setdefault(found, []).append(variant)
     text = ", ".join(f"{span} {' and '.join(several)}" for span, several in spans.items())
     return f"{_TITLES[framework.name]} {text}" if text else ""
-
-
-def _minor(release: Release) -> str:
-    return ".".join(map(str, release.version.release[:2]))
 
 
 def _spans(fits: Iterable[tuple[str, bool]]) -> Iterator[str]:

@@ -6,10 +6,9 @@ locale nor the mirror's address. So the image has no sources; to install more pa
 
 import os
 import platform
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -17,10 +16,9 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from subprocess import PIPE
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from envbuild.base.apt import find_mirror, hide_password, lost_archives, network_variables, source_lines
-from envbuild.base.process import output, running
+from envbuild.base import apt
 from envbuild.cache import remove
 from envbuild.errors import BaseError, MissingComponentError, UsageError
 from envbuild.files import is_no_file
@@ -29,15 +27,14 @@ from envbuild.oci.blobs import is_damaged, open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout, write_layout
+from envbuild.process import running
+from envbuild.report import Reporter
 
 FORMAT = 2
 """Raised whenever the same suite would give other bytes."""
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
 _EPOCH = str(tar.MTIME)
 _CREATED = "1980-01-01T00:00:00Z"
-_SUITE = re.compile(r"[a-z]{2,39}\Z")
-_SOURCES = Path("/etc/apt")
-_KEYRINGS = ("/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp")
 # With it a suite whose packages are merged already needs no program for that, and no 50 MB of perl to run it.
 _MERGED_USR = Path("/usr/share/mmdebstrap/hooks/maybe-merged-usr")
 _INSTALL = "apt-get install mmdebstrap debian-archive-keyring"
@@ -52,16 +49,15 @@ find usr/share/man usr/share/info usr/share/locale ! -type d -delete
 """
 
 
-def debian_base(suite: str, machine: str, cache: Path, report: Callable[[str], None]) -> Image:
+def debian_base(suite: str, machine: str, cache: Path, report: Reporter) -> Image:
     """Return the base for a suite such as `bookworm`, from the cache or bootstrapped.
 
     MissingComponentError if mmdebstrap is absent, BaseError if bootstrapping fails.
     """
-    if not _SUITE.match(suite):
+    if not apt.CODENAME.fullmatch(suite):
         todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
-        raise UsageError(
-            f"{suite[:40]!r} is not the name of a Debian suite", where=f"--base debian:{suite[:40]}", todo=todo
-        )
+        what = f"{suite[:40]!r} is not the name of a Debian suite"
+        raise UsageError(what, where=f"--base debian:{suite[:40]}", todo=todo)
     folder = _folder(suite, machine, cache)
     with _locked(folder, report):
         return _read_cached(folder, machine, report) or _bootstrap(folder, suite, machine, report)
@@ -81,7 +77,7 @@ def kept_bases(cache: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 @contextmanager
-def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
+def _locked(folder: Path, report: Reporter) -> Iterator[None]:
     """Let one run bootstrap while others wait; remove what a killed run left behind.
 
     Without write access to the cache, the cached base is used as it is.
@@ -94,14 +90,14 @@ def _locked(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            report("waiting for another run that bootstraps the same base")
+            report.note("waiting for another run that bootstraps the same base")
             flock(lock, LOCK_EX)
         for leftover in folder.parent.glob(f".new-{folder.name}-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
-def _read_cached(folder: Path, machine: str, report: Callable[[str], None]) -> Image | None:
+def _read_cached(folder: Path, machine: str, report: Reporter) -> Image | None:
     if not folder.exists():
         return None
     try:
@@ -109,10 +105,10 @@ def _read_cached(folder: Path, machine: str, report: Callable[[str], None]) -> I
     except BaseError as error:
         if isinstance(error.__cause__, OSError) and not is_no_file(error.__cause__):
             raise
-        report(f"the cached base is damaged and is made again: {error.what}")
+        report.note(f"the cached base is damaged and is made again: {error.what}")
         remove(folder)
         return None
-    report(f"cached by an earlier run; delete {folder} to bootstrap it from the mirror again")
+    report.note(f"cached by an earlier run; delete {folder} to bootstrap it from the mirror again")
     layers = (replace(it, open=partial(_open_checked, folder, it)) for it in image.layers)
     return replace(image, layers=tuple(layers))
 
@@ -131,13 +127,13 @@ def _open_checked(folder: Path, layer: Layer) -> BinaryIO:
     return layer.open()
 
 
-def _bootstrap(folder: Path, suite: str, machine: str, report: Callable[[str], None]) -> Image:
+def _bootstrap(folder: Path, suite: str, machine: str, report: Reporter) -> Image:
     program = shutil.which("mmdebstrap", path=_path())
-    keyrings = [path for path in _KEYRINGS if Path(path).exists()]
+    keyrings = [path for path in apt.KEYRINGS["debian"] if Path(path).exists()]
     if program is None or not keyrings:
         what = f"{'mmdebstrap' if program is None else 'debian-archive-keyring'} is needed to bootstrap a Debian base"
         raise MissingComponentError(what, where=f"debian:{suite}", todo=f"run `{_INSTALL}`, or give another --base")
-    report(f"bootstrapping Debian {suite} with mmdebstrap (about half a minute)")
+    report.note(f"bootstrapping Debian {suite} with mmdebstrap (about half a minute)")
     try:
         with tempfile.TemporaryDirectory(prefix=f".new-{folder.name}-", dir=folder.parent) as name:
             scratch = Path(name)
@@ -146,18 +142,15 @@ def _bootstrap(folder: Path, suite: str, machine: str, report: Callable[[str], N
             (scratch / "layout").rename(folder)
     except OSError as error:
         todo = "check that there is room, and that gzip and tar are installed"
-        raise BaseError(
-            f"bootstrapping failed: {error.strerror}", where=str(error.filename or folder), todo=todo
-        ) from error
+        what = f"bootstrapping failed: {error.strerror}"
+        raise BaseError(what, where=str(error.filename or folder), todo=todo) from error
     return read_layout(folder, machine=machine)
 
 
-def _run_mmdebstrap(
-    program: str, keyring: str, suite: str, machine: str, scratch: Path, report: Callable[[str], None]
-) -> Image:
+def _run_mmdebstrap(program: str, keyring: str, suite: str, machine: str, scratch: Path, report: Reporter) -> Image:
     """Bootstrap; without updates and security archive, if the mirror no longer has them for an old suite."""
-    mirror = find_mirror(_SOURCES)
-    lines = source_lines(suite, mirror)
+    mirror = apt.find_mirror(apt.SOURCES)
+    lines = apt.source_lines(suite, mirror)
     command = [
         *_namespace(), program, "--variant=minbase", f"--include={','.join(PACKAGES)}",
         f"--architectures={ARCHITECTURES[machine]}", "--format=tar", "--skip=output/dev",
@@ -170,10 +163,10 @@ def _run_mmdebstrap(
         diff_id, messages = _run(command, list(lines.values()), scratch, blob)
         if diff_id is not None:
             return _image(suite, machine, blob, diff_id)
-        missing = lost_archives(messages) & (lines.keys() - {suite})
+        missing = apt.lost_archives(messages) & (lines.keys() - {suite})
         if not missing:
             raise _failed(suite, machine, messages)
-        report(f"the mirror no longer has {' and '.join(sorted(missing))}: bootstrapping without")
+        report.note(f"the mirror no longer has {' and '.join(sorted(missing))}: bootstrapping without")
         lines = {name: line for name, line in lines.items() if name not in missing}
 
 
@@ -185,7 +178,8 @@ def _run(command: Sequence[str], lines: Sequence[str], scratch: Path, blob: Path
     with log.open("wb") as messages:
         process = running([*command, str(sources)], _environment(scratch), stdout=PIPE, stderr=messages)
         with process as bootstrap:
-            diff_id = _pack(_with_dev(output(bootstrap)), blob)
+            assert bootstrap.stdout is not None
+            diff_id = _pack(_with_dev(bootstrap.stdout), blob)
             failed = bootstrap.wait() != 0
     return None if failed else diff_id, log.read_text(errors="replace")
 
@@ -209,10 +203,10 @@ def _environment(scratch: Path | None) -> dict[str, str]:
     fixed = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/root", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": _EPOCH}
     # another user's mmdebstrap works as yet another user, who may not look into the cache
     temporary = {"TMPDIR": str(scratch)} if scratch and os.geteuid() == 0 else {}
-    return network_variables() | fixed | temporary | {"PATH": _path()}
+    return apt.network_variables() | fixed | temporary | {"PATH": _path()}
 
 
-def _with_dev(source: BinaryIO) -> Iterator[bytes]:
+def _with_dev(source: IO[bytes]) -> Iterator[bytes]:
     """Add an empty /dev: mmdebstrap's nodes would need privileges to unpack, and every runtime brings its own."""
     first = source.read(_CHUNK)
     if first:
@@ -260,7 +254,7 @@ def _image(suite: str, machine: str, blob: Path, diff_id: Digest) -> Image:
 
 def _failed(suite: str, machine: str, messages: str) -> BaseError:
     lines = [line for line in messages.splitlines() if line.startswith(("E:", "W:", "Err:"))] or messages.splitlines()
-    last = [hide_password(line) for line in lines[-4:]]
+    last = [apt.hide_password(line) for line in lines[-4:]]
     todo = "check the suite's name and that apt's own mirror serves it (apt-get update), and that this user is root"
     if "No space left" in messages:
         todo = "free some space in the cache (ENVBUILD_CACHE) and the temporary folder (TMPDIR)"

@@ -11,20 +11,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BaseError, BuildError
-from envbuild.image.assembler import Compiling
-from envbuild.image.bytecode.compiler import Build, Interpreter, Store, Unavailable, ask_build
+from envbuild.image.bytecode.compiler import Build, Compiling, Interpreter, Store, Unavailable, ask_build
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.rootfs import DAMAGED, Tree, contents, read_tree, resolve
 from envbuild.recipe import Base
+from envbuild.report import SILENT, Reporter
 
 _FORMAT = 1
 """Raised whenever other files would be copied, or into other places."""
@@ -59,7 +58,7 @@ def _read_cached(folder: Path) -> Interpreter | None:
     """Return the cached interpreter if its files are unchanged and there are no others, as it is about to run."""
 
     def decode(facts: Any) -> Interpreter:
-        if {path: _sha256(folder / path) for path in _files(folder)} != facts["files"]:
+        if _digests(folder) != facts["files"]:
             raise ValueError("its files have changed")
         texts = (facts["program"], *facts["build"].values(), *facts["lacking"])
         if not all(isinstance(it, str) for it in texts) or f"python/bin/{texts[0]}" not in facts["files"]:
@@ -74,14 +73,11 @@ def _read_cached(folder: Path) -> Interpreter | None:
     return read_entry(folder, _FACTS, decode)
 
 
-def _files(folder: Path) -> list[str]:
-    """List all files and links in an interpreter's folder, except its facts."""
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return sorted(name for path in paths if (name := str(path.relative_to(folder))) != _FACTS)
-
-
-def _sha256(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of all files and links in an interpreter's folder, except its facts."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = {str(path.relative_to(folder)): path for path in paths}
+    return {name: sha256(path.read_bytes()).hexdigest() for name, path in names.items() if name != _FACTS}
 
 
 def _copy(base: Base, folder: Path) -> Interpreter | Unavailable:
@@ -115,8 +111,7 @@ def _copy_files(base: Base, folder: Path) -> Unavailable | None:
     places = _places(tree, base)
     if not {"ld.so", f"python/bin/{program}"} <= {place for several in places.values() for place in several}:
         return Unavailable(why="the base has no loader where programs look for it")
-    sources = _Sources({}, {})
-    _write_files(tree, base, places, folder, sources)
+    states, heads = _write_files(tree, base, places, folder)
     command = _command(folder, program)
     build = ask_build(command, folder / "python")
     if isinstance(build, Unavailable):
@@ -124,8 +119,8 @@ def _copy_files(base: Base, folder: Path) -> Unavailable | None:
     facts = {
         "build": build.to_dict(),
         "program": program,
-        "lacking": _lacking(tree, base, build, sources),
-        "files": {path: _sha256(folder / path) for path in _files(folder)},
+        "lacking": _lacking(tree, base, build, states, heads),
+        "files": _digests(folder),
     }
     write_entry(folder, _FACTS, facts)
     return None
@@ -177,49 +172,44 @@ def _libraries(tree: Tree, base: Base) -> dict[str, str]:
     return found
 
 
-@dataclass(slots=True)
-class _Sources:
-    """Facts of copied sources, which decide whether imports would use the base's bytecode."""
-
-    states: dict[str, tuple[int, int]]
-    """Time of change and size of sources, by path."""
-    heads: dict[str, bytes]
-    """The first bytes of bytecode files."""
-    size: int = 0
-    """Bytes that were copied."""
+_States = dict[str, tuple[int, int]]
+"""Time of change and size of files, by path."""
 
 
-def _write_files(tree: Tree, base: Base, places: Mapping[str, list[str]], folder: Path, sources: _Sources) -> None:
-    """Write the files, and keep the first bytes of the standard library's bytecode."""
-    library = _library(base)
+def _write_files(
+    tree: Tree, base: Base, places: Mapping[str, list[str]], folder: Path
+) -> tuple[_States, dict[str, bytes]]:
+    """Write the files; return their states, and the first bytes of the standard library's bytecode by path."""
+    states, heads, size, library = _States(), dict[str, bytes](), 0, _library(base)
     bytecode = {path for path in tree if path.endswith(".pyc") and library.match(path)}
     for path, member, content in contents(base.image, tree, bytecode | places.keys(), base.name):
         if path in bytecode:
-            sources.heads[path] = content.read(_HEAD)
+            heads[path] = content.read(_HEAD)
             continue
-        sources.size += member.size * len(places[path])
-        if member.size > _LARGEST or sources.size > _MOST:
-            raise ValueError(f"{path} has {member.size} bytes, of {sources.size} in all")
+        size += member.size * len(places[path])
+        if member.size > _LARGEST or size > _MOST:
+            raise ValueError(f"{path} has {member.size} bytes, of {size} in all")
         data = content.read()
-        sources.states[path] = (int(member.mtime), member.size)
+        states[path] = (int(member.mtime), member.size)
         for place in places[path]:
             target = folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
             target.chmod(0o644 if target.suffix == ".py" else 0o755)
+    return states, heads
 
 
-def _lacking(tree: Tree, base: Base, build: Build, sources: _Sources) -> list[str]:
+def _lacking(tree: Tree, base: Base, build: Build, states: _States, heads: Mapping[str, bytes]) -> list[str]:
     """List sources of the standard library without usable bytecode, in folders that a layer can fill."""
     home, library = _home(base), _library(base)
     found = []
-    for path in sorted(sources.states):
+    for path in sorted(states):
         folder, _, name = path.rpartition("/")
         if not library.match(path) or not name.endswith(".py") or _TESTS & set(folder.split("/")):
             continue
         bytecode = f"{folder}/__pycache__/{name.removesuffix('.py')}.{build.cache_tag}.pyc"
-        usable = _is_usable(sources.heads.get(bytecode, b""), build, sources.states[path])
-        if not usable and all(_is_plain(tree, parent) for parent in _parents(bytecode)):
+        usable = _is_usable(heads.get(bytecode, b""), build, states[path])
+        if not usable and all(_is_plain(tree, str(parent)) for parent in PurePosixPath(bytecode).parents):
             found.append(path.removeprefix(home))
     return found
 
@@ -228,14 +218,8 @@ def _is_usable(head: bytes, build: Build, state: tuple[int, int]) -> bool:
     """Whether imports use bytecode for a source (PEP 552); bytecode with a hash is assumed to match."""
     if head[:4] != bytes.fromhex(build.magic) or len(head) < _HEAD:
         return False
-    by_hash = head[4] & 1
-    stamp = (state[0] & 0xFFFFFFFF).to_bytes(4, "little") + (state[1] & 0xFFFFFFFF).to_bytes(4, "little")
-    return bool(by_hash) or head[8:16] == stamp
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
+    stamp = b"".join((number & 0xFFFFFFFF).to_bytes(4, "little") for number in state)
+    return bool(head[4] & 1) or head[8:16] == stamp
 
 
 def _is_plain(tree: Tree, folder: str) -> bool:
@@ -244,7 +228,7 @@ def _is_plain(tree: Tree, folder: str) -> bool:
     return node is None or (node.kind, node.mode, node.owner) == ("directory", 0o755, (0, 0))
 
 
-def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], object] = lambda _count: None) -> Compiling:
+def compiling_on(base: Base, cache: Path, todo: str, reporter: Reporter = SILENT) -> Compiling:
     """Return the interpreter and store for compiling; both are kept in `cache`.
 
     BuildError, with `todo`, if the base's interpreter cannot run here; raised by `find` if it fails to start.
@@ -253,18 +237,14 @@ def compiling_on(base: Base, cache: Path, todo: str, told: Callable[[int], objec
     def find() -> Interpreter:
         found = find_interpreter(base, cache)
         if isinstance(found, Unavailable):
-            raise _no_bytecode(found, base.name, todo)
+            raise BuildError(f"cannot compile bytecode: {found.why}", where=base.name, todo=todo)
         return found
 
     check_compiles(base.target.machine, base.name, todo)
-    return Compiling(identity=base.interpreter, find=find, store=Store(cache), told=told)
+    return Compiling(identity=base.interpreter, find=find, store=Store(cache), reporter=reporter)
 
 
 def check_compiles(machine: str, where: str, todo: str) -> None:
     """Check, before anything is read, that the interpreter of a base for `machine` can run here; else BuildError."""
     if reason := runs_here(machine):
-        raise _no_bytecode(reason, where, todo)
-
-
-def _no_bytecode(reason: Unavailable, where: str, todo: str) -> BuildError:
-    return BuildError(f"cannot compile bytecode: {reason.why}", where=where, todo=todo)
+        raise BuildError(f"cannot compile bytecode: {reason.why}", where=where, todo=todo)

@@ -3,7 +3,7 @@
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from envbuild.oci.layout import ARCHITECTURES, read_layout
 from envbuild.oci.reference import Reference, exists, refuse_login
 from envbuild.oci.rootfs import Tree, read_tree, resolve
 from envbuild.recipe import PREFIX, Base
+from envbuild.report import Reporter
 
 _FORMAT = 4
 """Raised whenever other facts would be read from the same base."""
@@ -92,10 +93,17 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
 
     BaseError if it has no Python, no glibc, another machine, or an /opt that the environment would change.
     """
-    _check_machine(image, name, machine)
+    try:
+        config = json.loads(image.config)
+        config = {"architecture": config["architecture"], "os": config["os"], **(config.get("config") or {})}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BaseError("the base's config is malformed", where=name, todo="give another --base") from error
+    platform, expected = f"{config['os']}/{config['architecture']}", f"linux/{ARCHITECTURES.get(machine, machine)}"
+    if platform != expected:
+        raise _unfit(name, f"it is for {platform}, the environment for {expected}")
     if found := known.facts(image.digest):
         return found
-    facts = _inspect(image, name)
+    facts = _inspect(image, config, name)
     known.remember(image.digest, facts)
     return facts
 
@@ -105,36 +113,23 @@ def _unfit(name: str, why: str) -> BaseError:
     return BaseError(f"the base does not fit the environment: {why}", where=name, todo=todo)
 
 
-def _config(image: Image, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads(image.config)
-        return {"architecture": config["architecture"], "os": config["os"], **(config.get("config") or {})}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BaseError("the base's config is malformed", where=name, todo="give another --base") from error
-
-
-def _check_machine(image: Image, name: str, machine: str) -> None:
-    config = _config(image, name)
-    platform, expected = f"{config['os']}/{config['architecture']}", f"linux/{ARCHITECTURES.get(machine, machine)}"
-    if platform != expected:
-        raise _unfit(name, f"it is for {platform}, the environment for {expected}")
-
-
-def _inspect(image: Image, name: str) -> Facts:
+def _inspect(image: Image, config: Mapping[str, Any], name: str) -> Facts:
     tree = read_tree(image, name)
     _check_room(tree, name)
-    entries = _config(image, name).get("Env")
+    entries = config.get("Env")
     variables = dict(str(entry).partition("=")[::2] for entry in entries) if isinstance(entries, list) else {}
     path = _interpreter(tree, variables, name)
     python = _python_version(tree, path, variables)
     if python is None:
         raise _unfit(name, f"the exact version of {path} cannot be read from it")
     contents = [tree[place].sha256.hex() for place in (path[1:], *_libraries(tree, path))]
+    release = resolve(tree, "/etc/os-release") or resolve(tree, "/usr/lib/os-release")
+    distribution = tree[release[1:]].version if release else ""
     return Facts(
         python=python,
         glibc=_glibc(tree, name),
         python_path=path,
-        distribution=_distribution(tree),
+        distribution="".join(letter for letter in distribution if letter.isprintable()),
         interpreter=sha256("\n".join(contents).encode()).hexdigest(),
     )
 
@@ -151,8 +146,8 @@ def _check_room(tree: Tree, name: str) -> None:
 
 
 def _interpreter(tree: Tree, variables: Mapping[str, str], name: str) -> str:
-    found = []
-    for folder in _search_path(variables):
+    found, folders = [], [*variables.get("PATH", _DEFAULT_PATH).split(":"), "/usr/local/bin", "/usr/bin"]
+    for folder in (it.rstrip("/") for it in folders if it.startswith("/")):
         path = resolve(tree, f"{folder}/python3")
         if path is None or tree[path[1:]].kind != "file":
             continue
@@ -162,21 +157,14 @@ def _interpreter(tree: Tree, variables: Mapping[str, str], name: str) -> str:
     raise _unfit(name, f"its {found[0]} is not named python3.X" if found else "it has no python3 on its PATH")
 
 
-def _search_path(variables: Mapping[str, str]) -> Iterator[str]:
-    for folder in [*variables.get("PATH", _DEFAULT_PATH).split(":"), "/usr/local/bin", "/usr/bin"]:
-        if folder.startswith("/"):
-            yield folder.rstrip("/")
-
-
 def _python_version(tree: Tree, path: str, variables: Mapping[str, str]) -> str | None:
     """Return the version in the interpreter, its shared library, or the variable of an official image."""
-    if tree[path[1:]].version:
-        return tree[path[1:]].version
+    for place in (path[1:], *_libraries(tree, path)):
+        if tree[place].version:
+            return tree[place].version
     minor = posixpath.basename(path).removeprefix("python")
-    said = [tree[place].version for place in _libraries(tree, path) if tree[place].version]
     official = variables.get("PYTHON_VERSION", "") if path.startswith("/usr/local/bin/") else ""
-    said += [official] if re.fullmatch(rf"{re.escape(minor)}\.\d+", official) else []
-    return said[0] if said else None
+    return official if re.fullmatch(rf"{re.escape(minor)}\.\d+", official) else None
 
 
 def _libraries(tree: Tree, path: str) -> list[str]:
@@ -185,12 +173,6 @@ def _libraries(tree: Tree, path: str) -> list[str]:
     root = posixpath.dirname(posixpath.dirname(path))
     library = re.compile(rf"{re.escape(root[1:])}/lib(?:64)?/(?:[\w-]+/)?libpython{re.escape(minor)}\.so[.\d]*")
     return sorted(place for place in tree if library.fullmatch(place))
-
-
-def _distribution(tree: Tree) -> str:
-    path = resolve(tree, "/etc/os-release") or resolve(tree, "/usr/lib/os-release")
-    said = tree[path[1:]].version if path else ""
-    return "".join(letter for letter in said if letter.isprintable())
 
 
 def _glibc(tree: Tree, name: str) -> str:
@@ -209,12 +191,11 @@ _PYTHON_IMAGE = re.compile(r"/library/python:(\d+\.\d+(?:\.\d+)?)")
 """Docker's official image of Python, or a mirror with the same path: the tag begins with the version."""
 
 Pull = Callable[[Reference, str], Image]
-Report = Callable[[str], None]
 
 
-def suite_for(python_minor: str) -> str | None:
-    """Return the Debian suite with this Python."""
-    return SUITES.get(python_minor)
+def suite_for(python: str) -> str | None:
+    """Return the Debian suite with this minor version of Python."""
+    return SUITES.get(".".join(python.split(".")[:2]))
 
 
 def known_facts(cache: Path) -> KnownFacts:
@@ -244,7 +225,7 @@ def resolve_base(
     machine: str,
     cache: Path,
     pull: Pull,
-    report: Report,
+    report: Reporter,
     wanted_python: str | None = None,
 ) -> Base:
     """Get the base that `text` names, and read its facts, unless an earlier run has noted them in the cache.
@@ -283,12 +264,11 @@ def _pull(reference: Reference, machine: str, pull: Pull, wanted_python: str | N
     try:
         image = pull(reference, machine)
     except RegistryError as error:
-        suite = suite_for(_minor(wanted_python or ""))
+        suite = suite_for(wanted_python or "")
         way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
         todo = "; or ".join(part for part in (error.todo, way_out) if part)
-        raise RegistryError(
-            f"cannot get the base: {error.what}", where=error.where, todo=todo, status=error.status
-        ) from error
+        what = f"cannot get the base: {error.what}"
+        raise RegistryError(what, where=error.where, todo=todo, status=error.status) from error
     asked = replace(reference, tag=reference.tag if reference.digest else reference.target, digest=None)
     # for an index that is the digest of this platform's image
     return str(reference.at(image.found_as or image.digest)), image, str(asked)
@@ -332,18 +312,16 @@ def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str
     _check_python(base.target.python, wanted_python, where or base.name)
     _check_glibc(base.target.glibc, glibc_minimum, where or base.name)
     if base.target.python != wanted_python:
-        return [
-            f"the base has Python {base.target.python}, the run used {wanted_python}: same minor, another patch release"
-        ]
+        versions = f"the base has Python {base.target.python}, the run used {wanted_python}"
+        return [f"{versions}: same minor, another patch release"]
     return []
 
 
 def _check_python(python: str, wanted: str, where: str) -> None:
     """Raise BaseError if the run used another minor version of Python."""
-    minor = _minor(wanted)
-    if _minor(python) == minor:
+    if python.split(".")[:2] == wanted.split(".")[:2]:
         return
-    suite = suite_for(minor)
+    minor, suite = ".".join(wanted.split(".")[:2]), suite_for(wanted)
     fitting = f"--base debian:{suite}" if suite else f"an image such as python:{minor}-slim"
     what = f"the base has Python {python}, the run used {wanted}"
     raise BaseError(what, where=where, todo=f"use a base with Python {minor}: {fitting}")
@@ -353,7 +331,3 @@ def _check_glibc(glibc: str, minimum: str, where: str) -> None:
     if Version(glibc) < Version(minimum):
         todo = "use a newer base: debian:bullseye has 2.31, debian:bookworm 2.36, debian:trixie 2.41"
         raise BaseError(f"the base has glibc {glibc}, the framework's wheel needs {minimum}", where=where, todo=todo)
-
-
-def _minor(python: str) -> str:
-    return ".".join(python.split(".")[:2])

@@ -4,7 +4,7 @@ import posixpath
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from envbuild.errors import LockError
 from envbuild.files import is_no_file, settle, written_aside
 from envbuild.image.debian.layer import BaseSystem, Folder, SystemLayer
 from envbuild.lock.model import Lock, SystemPackage
-from envbuild.lock.system import BaseContents, choose, distribution_name, find_missing, wanted_packages
+from envbuild.lock.system import BaseContents, choose_packages, distribution_name, find_missing, wanted_packages
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import contents, read_tree, resolve
 from envbuild.recipe import Base
+from envbuild.report import SILENT, Reporter
 
 _FORMAT = 1
 """Raised whenever something else would be read from the same base."""
@@ -30,8 +31,6 @@ _LARGEST = 64 << 20
 """Bytes of a file that is read whole; dpkg's database of ten thousand packages has 20 MB."""
 _RELEASE_LINE = re.compile(r"""^([A-Z_]+)=(["']?)([^"'\n]*)\2$""", re.MULTILINE)
 _RELEASE_KEYS = ("ID", "VERSION_ID", "VERSION_CODENAME")
-
-Say = Callable[[str], object]
 
 
 def read_base_system(image: Image, name: str, cache: Path) -> BaseSystem:
@@ -96,7 +95,7 @@ class DebFiles:
             return
         with apt_for(self.suite, self.status, self.cache) as apt, tempfile.TemporaryDirectory() as name:
             if not apt.has_lists:
-                apt.update(lambda _: None)
+                apt.update(SILENT)
             apt.download(lacking, Path(name))
             files = {_digest(path): path for path in sorted(Path(name).glob("*.deb"))}
             for it in lacking:
@@ -162,7 +161,13 @@ class System:
 
 
 def lock_system(
-    manifest: TrainingManifest, base: Base, cache: Path, say: Say, *, offline: bool = False, sources: Path = SOURCES
+    manifest: TrainingManifest,
+    base: Base,
+    cache: Path,
+    report: Reporter,
+    *,
+    offline: bool = False,
+    sources: Path = SOURCES,
 ) -> System:
     """Find the packages that the run had libraries loaded from and that the base lacks.
 
@@ -184,16 +189,16 @@ def lock_system(
         )
         return System(warnings=(*missing.warnings, *lacks), notes=missing.notes)
     suite = find_suite(system, base.target.machine, sources)
-    say(f"looking for {len(missing.packages)} system packages of the run in {suite.distribution} {suite.codename}")
+    ours = f"{suite.distribution} {suite.codename}"
+    report.step(f"looking for {len(missing.packages)} system packages of the run in {ours}")
     with apt_for(suite, system.status, cache) as apt:
         if not offline:
-            apt.update(say)
+            apt.update(report)
         elif not apt.has_lists:
-            what = f"apt's lists of {suite.distribution} {suite.codename} are not in the cache"
+            what = f"apt's lists of {ours} are not in the cache"
             raise LockError(what, where="--offline", todo=f"build once with a network; or {WITHOUT}")
         names = [name for it in missing.packages for name in (it.name, *it.other_names)]
-        run, ours = distribution_name(manifest.platform), f"{suite.distribution} {suite.codename}"
-        chosen = choose(missing.packages, apt.versions(names), run, ours)
+        chosen = choose_packages(missing.packages, apt.versions(names), distribution_name(manifest.platform), ours)
         packages = apt.resolve(chosen.requests) if chosen.requests else ()
     if changed := [it for it in packages if it.name in ("libc6", "libpython3-stdlib", "python3-minimal")]:
         what = f"the run's system packages would replace the base's {changed[0].name}"

@@ -1,1 +1,1 @@
-"""An order from the manifest to the stamped model: the stages one after the other; what is printed is the caller's."""
+"""From a build request to the stamped model: the stages in their order, and the builders of images."""

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from envbuild.build.builder import Builder, report_content
-from envbuild.build.order import Part
+from envbuild.build.request import PlatformImage
 from envbuild.errors import RegistryError, VerifyError, counted
-from envbuild.image.assembler import assemble, cache_keys, find_difference, wheels_to_read
+from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.writer import LayerResult
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.blobs import GrowingBlob
@@ -24,10 +25,10 @@ class Assembler(Builder):
 
     __slots__ = ()
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Reuse the image of the registry, or assemble it, and push it if requested."""
         try:
-            image = self._existing()
+            image = self._find_existing()
         except VerifyError as error:
             self.report.warn(
                 f"not using the registry's image of this environment: {error.what}; building it here without the "
@@ -36,92 +37,85 @@ class Assembler(Builder):
             return replace(self, shared=None).assemble(settings)
         if image is None:
             return self.assemble(settings)
-        assert self.target is not None, "the image was found in the target repository"
+        assert self.push_to is not None, "the image was found in that repository"
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
-        run = self.confirmed({})
-        imports = self.try_imports(run, image, settings)
-        return self.part(run, image, push(image, self.target), imports=imports, found=True)
+        locked = self.confirm_lock({})
+        imports = self.try_imports(locked, image, settings)
+        return self.result(locked, image, push(image, self.push_to), imports=imports, reused=True)
 
-    def _existing(self) -> Image | None:
-        """Return the target repository's image of this environment; VerifyError if its content differs."""
-        if self.target is None or not self.order.remote_cache:
+    def _find_existing(self) -> Image | None:
+        """Return the repository's image of this environment; VerifyError if its content differs."""
+        if self.push_to is None or not self.request.remote_cache:
             return None
         try:
-            tagged = replace(self.target, tag=environment_tag(self.recipe.environment), digest=None)
+            tagged = replace(self.push_to, tag=environment_tag(self.recipe.environment), digest=None)
             claim = find_tagged(tagged, machine=self.recipe.target.machine)
         except RegistryError as error:
             self.report.warn(f"not using the registry's image of this environment: {error.what}; building it")
             return None
-        cache = LayerCache(self.order.cache, self.shared)
         if claim is None:
             return None
+        cache = LayerCache(self.request.cache, self.shared)
         return claim.prove(lambda image: find_difference(image, self.recipe, self.base, cache, self.compiling))
 
-    def assemble(self, settings: IndexSettings) -> Part:
+    def assemble(self, settings: IndexSettings) -> PlatformImage:
         """Assemble the image, and push it if requested; its tags are set after all checks."""
-        cache = LayerCache(self.order.cache, self.shared, self.report.note)
-        keys = cache_keys(self.recipe)
-        cache.look_up(keys.layers, keys.notes)
+        cache = LayerCache(self.request.cache, self.shared, self.report.note)
+        look_up_layers(self.recipe, cache)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
-        # The wheels that are said to be the run's by their RECORD, which then has to be true.
-        identical = {it.name for it in self.run.proof.those("identical")}
-        checked = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
+        # By their RECORD these are the run's own wheels, so each of their files is compared with it.
+        identical = {it.name for it in self.locked.proof.with_outcome("identical")}
+        wheels_to_verify = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
         # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
-        arrivals = self.until.enter_context(Arrivals(self.order.cache, reporter=self.report, settings=settings))
+        downloads = self.resources.enter_context(Downloads(self.request.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
-            arrivals.start(needed)
+            downloads.start(needed)
             offer = upload.offer if upload else lambda _layer: None
-            # A layer is sent while it is made only where the registry would be known to have it.
-            follow = upload.follow if upload and self.shared and self.shared.knows_its_layers() else None
+            # A layer is sent while it is made only where it is known that the registry lacks it.
+            follow = upload.follow if upload and self.shared and self.shared.publishes_layers() else None
+            options = AssemblyOptions(
+                reporter=self.report, wheels_to_verify=wheels_to_verify, on_layer=offer, on_start=follow
+            )
             if needed:
                 for layer in self.base.image.layers:
                     offer(layer)
-            assembled = assemble(
-                self.recipe,
-                self.base,
-                arrivals,
-                cache,
-                self.report.progress,
-                offer,
-                self.compiling,
-                checked,
-                self.system.layer,
-                follow,
-            )
-            self.prove_loading(cache, arrivals)
-            report_content(assembled, self.report, self.recipe.owned)
-            run = self.confirmed(assembled.verified_members)
-            imports = self.try_imports(run, assembled.image, settings)
+            assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
+            self.prove_loading(cache, downloads)
+            report_content(assembled, self.report, self.recipe.owner_by_path)
+            locked = self.confirm_lock(assembled.verified_members)
+            imports = self.try_imports(locked, assembled.image, settings)
             pushed = upload.finish(assembled.image) if upload else None
             cache.share(assembled.results)
-            if self.shared and self.shared.trouble:
-                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.trouble}")
-        return self.part(run, assembled, pushed, imports=imports)
+            if self.shared and self.shared.last_error:
+                self.report.note(f"the registry does not serve as a cache of layers: {self.shared.last_error}")
+        return self.result(locked, assembled, pushed, imports=imports)
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The environment's tag, by which later builds find the image, before the others."""
-        return (environment_tag(self.recipe.environment), *self.wanted_tags)
+        return (environment_tag(self.recipe.environment), *self.requested_tags)
 
     @contextmanager
     def _upload(self) -> Iterator[Upload | None]:
-        if self.target is None:
+        if self.push_to is None:
             yield None
             return
-        trust_registry = self.order.remote_cache
-        with Upload(self.target, report=self.report, landed=self._landed, trust_registry=trust_registry) as upload:
+        trust_registry = self.request.remote_cache
+        with Upload(
+            self.push_to, report=self.report, on_sent=self._publish_early, trust_registry=trust_registry
+        ) as upload:
             try:
                 yield upload
             except BaseException:
                 if self.shared:
-                    self.shared.stop()  # which `_landed` may be waiting for
+                    self.shared.stop()  # which `_publish_early` may be waiting for
                 raise
 
     def _announce(self, needed: tuple[LockedWheel, ...]) -> None:
-        pushing = f", and pushing to {self.order.push}" if self.target else ""
+        pushing = f", and pushing to {self.request.push}" if self.push_to else ""
         self.report.step(f"assembling the image{pushing}")
         if needed:
             size = sum(wheel.size for wheel in needed)
@@ -130,7 +124,7 @@ class Assembler(Builder):
         else:
             self.report.note("no wheel has to be read: every layer was made before")
 
-    def _landed(self, blob: GrowingBlob) -> None:
+    def _publish_early(self, blob: GrowingBlob) -> None:
         """Publish a layer that took long at once: a run that ends before its end need not send it again."""
         if self.shared and blob.descriptor and blob.diff_id:
             self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))

@@ -1,18 +1,19 @@
 """The interface of the three builders, and the checks that they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from envbuild.base.system import System
-from envbuild.build.order import Order, Part, Plan
-from envbuild.image.assembler import Assembled, Compiling
+from envbuild.build.request import BuildRequest, Plan, PlatformImage
+from envbuild.image.assembler import Assembled
+from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.formats import pylock_text
-from envbuild.lock.run import LockedRun, confirm
+from envbuild.lock.run import LockResult, verify_files
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
@@ -24,63 +25,72 @@ from envbuild.registry.shared_cache import SharedCache
 from envbuild.report import Reporter
 
 if TYPE_CHECKING:
+    from envbuild.engine.load import Loaded
     from envbuild.verify.imports import Imports, Place
 
-COMPILING = "compiling {} modules with the base's own Python"
 
-
-def is_proven(manifest: TrainingManifest, run: LockedRun) -> bool:
+def is_as_in_run(manifest: TrainingManifest, locked: LockResult) -> bool:
     """Whether a complete record has every wheel of the lock, each is the run's own file, and none was left out."""
-    identical = {it.name for it in run.proof.those("identical")}
-    return manifest.source.complete and not run.left_out and identical == {wheel.name for wheel in run.lock.wheels}
+    identical = {it.name for it in locked.proof.with_outcome("identical")}
+    return (
+        manifest.source.complete and not locked.left_out and identical == {wheel.name for wheel in locked.lock.wheels}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder(ABC):
     """A builder of one image: `Assembler`, `Docker`, `Buildx` or `Cloud`."""
 
-    order: Order
+    request: BuildRequest
     plan: Plan
     recipe: Recipe
     base: Base
-    run: LockedRun
+    locked: LockResult
+    """The lock as it was made, before `confirm_lock` compares it with the fetched files."""
     shared: SharedCache | None
+    """Layers and facts of the repository, by key; None where it is not used as a cache."""
     report: Reporter
-    target: Reference | None
-    """Where the image is pushed to, without a tag: its tags are set when everything is attached to it."""
-    until: ExitStack
+    push_to: Reference | None
+    """The repository, without a tag: the image's tags are set when everything is attached to it."""
+    resources: ExitStack
     """Closes what the image needs until it is pushed or written."""
     compiling: Compiling | None = None
+    """Compiles bytecode; None for an image without it."""
     system: System = field(default_factory=System)
+    """The Debian packages that the base lacks."""
 
     @abstractmethod
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build the image, and push it if requested."""
 
-    def part(
+    def result(
         self,
-        run: LockedRun,
-        made: Assembled | Image,
+        locked: LockResult,
+        assembled: Assembled | Image,
         pushed: PushResult | None,
         *,
+        imports: "Imports | None",
         wheelhouse: bool = False,
-        **how: Any,
-    ) -> Part:
-        """Describe the image that was built, or found; `run` is the lock compared with the files."""
-        return Part(
+        reused: bool = False,
+        tag_in_engine: "Callable[[Reference], Loaded] | None" = None,
+    ) -> PlatformImage:
+        """Describe the image that was built, or found; `locked` is what `confirm_lock` returned."""
+        if isinstance(assembled, Image):
+            assembled = Assembled(image=assembled, overlaps=(), results={}, verified_members={})
+        return PlatformImage(
             plan=self.plan,
             recipe=self.recipe,
-            assembled=Assembled(image=made, overlaps=(), results={}, verified_members={})
-            if isinstance(made, Image)
-            else made,
+            assembled=assembled,
             pushed=pushed,
             tags=self.tags,
-            lock=self.run.lock,
-            pylock=self.pylock(run),
-            proof=run.proof,
+            lock=self.locked.lock,
+            pylock=self.pylock(locked),
+            proof=locked.proof,
+            imports=imports,
+            reused=reused,
             # Of folders alone all wheels are copied anyway, and people without a network build such a context.
-            wheelhouse=wheelhouse or (self.order.offline and not self.recipe.packages),
-            **how,
+            wheelhouse=wheelhouse or (self.request.offline and not self.recipe.packages),
+            tag_in_engine=tag_in_engine,
         )
 
     @property
@@ -89,29 +99,29 @@ class Builder(ABC):
         """The tags of the image."""
 
     @property
-    def wanted_tags(self) -> tuple[str, ...]:
+    def requested_tags(self) -> tuple[str, ...]:
         """The tag that --push names; of several platforms it is their index's."""
-        tag = self.order.push.tag if self.order.push and len(self.order.platforms) < 2 else None
+        tag = self.request.push.tag if self.request.push and len(self.request.platforms) < 2 else None
         return (tag,) if tag else ()
 
     @property
     def loading_key(self) -> Digest:
-        """The key under which this machine notes the loader proof."""
+        """The key under which this machine keeps the result of the loader proof."""
         return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
-        return self.plan.stack.cuda is None or cache.noted(self.loading_key, bool) is True
+        return self.plan.stack.cuda is None or cache.local_note(self.loading_key, bool) is True
 
-    def prove_loading(self, cache: LayerCache, arrivals: Arrivals) -> None:
+    def prove_loading(self, cache: LayerCache, downloads: Downloads) -> None:
         """Raise VerifyError if the framework would not find its CUDA libraries in the image."""
         if self.is_loading_proven(cache):
             return
         from envbuild.verify.cuda.loader import prove_loading  # noqa: PLC0415 - pyelftools is slow to import
 
         self.report.step("looking for CUDA's libraries as the loader does")
-        wheels = {wheel.sha256: arrivals.path(wheel) for wheel in self.recipe.wheels}
-        place = self.order.cache / "loading"
+        wheels = {wheel.sha256: downloads.path(wheel) for wheel in self.recipe.wheels}
+        place = self.request.cache / "loading"
         found = prove_loading(self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, place)
         found.require()
         self.report.note(found.summary)
@@ -120,34 +130,34 @@ class Builder(ABC):
         cache.note(self.loading_key, value=True, share=False)
 
     def try_imports(
-        self, run: LockedRun, image: Image | None, settings: IndexSettings, place: "Place | None" = None
+        self, locked: LockResult, image: Image | None, settings: IndexSettings, place: "Place | None" = None
     ) -> "Imports | None":
         """Import in the image what the run imported; None if that is proven or not requested. VerifyError.
 
         `place` has the image already, if given. What this machine tried before is not tried again, unless
         `--import-check always` asks for it.
         """
-        wanted = self.order.import_check
-        if wanted == "never" or (wanted == "auto" and is_proven(self.plan.manifest, run)):
+        wanted = self.request.import_check
+        if wanted == "never" or (wanted == "auto" and is_as_in_run(self.plan.manifest, locked)):
             return None
         from envbuild.build.imports import try_imports  # noqa: PLC0415 - it imports Docker's library
 
-        return try_imports(self, run, image, settings, place)
+        return try_imports(self, locked, image, settings, place)
 
-    def confirmed(self, verified_members: Mapping[Digest, Collection[str]]) -> LockedRun:
+    def confirm_lock(self, verified_members: Mapping[Digest, Collection[str]]) -> LockResult:
         """Compare the metadata of the index with the files that it served, and correct the proof."""
-        confirmed = confirm(self.run, self.order.cache, verified_members)
-        if self.order.require_identical:
-            confirmed.proof.require_identical()
-        return confirmed
+        locked = verify_files(self.locked, self.request.cache, verified_members)
+        if self.request.require_identical:
+            locked.proof.require_identical()
+        return locked
 
-    def pylock(self, run: LockedRun) -> bytes:
-        """The lock as it is stamped and lies in the context."""
-        return pylock_text(run.lock, run.proof, dict(run.built), self.base.to_dict())
+    def pylock(self, locked: LockResult) -> bytes:
+        """The lock as pylock.toml, as it is stamped and written into the context."""
+        return pylock_text(locked.lock, locked.proof, dict(locked.built), self.base.to_dict())
 
 
-def report_content(assembled: Assembled, report: Reporter, owned: Mapping[str, str]) -> None:
-    """Report bytecode, remarks and overlaps of an image; `owned` says which package had a path in the run."""
+def report_content(assembled: Assembled, report: Reporter, owners: Mapping[str, str]) -> None:
+    """Report bytecode, remarks and overlaps of an image; `owners` are the run's distributions by path."""
     if tally := assembled.bytecode:
         report.note(f"{tally.compiled} modules have bytecode; {tally.refused} do not compile")
         for path in tally.gave_up:
@@ -155,7 +165,7 @@ def report_content(assembled: Assembled, report: Reporter, owned: Mapping[str, s
     for line in assembled.remarks:
         report.warn(line)
     for overlap in assembled.overlaps[:10]:
-        why = "as in the run" if owned.get(overlap.path) == overlap.winner.name else "which pip installs last"
+        why = "as in the run" if owners.get(overlap.path) == overlap.winner.name else "which pip installs last"
         others, name = ", ".join(overlap.losers), overlap.winner.name
         report.warn(f"{overlap.path} is in {others} and in {name}: the image has that of {name}, {why}")
     if len(assembled.overlaps) > 10:

@@ -22,11 +22,11 @@ from google.cloud.storage import Client
 
 from envbuild.base.resolve import registry_reference
 from envbuild.build import cloud_service
-from envbuild.build.cloud_plan import CloudBuild, plan, plan_yaml
-from envbuild.build.cloud_service import ENDED, TIMEOUT, Log, Service, call_options, failure
+from envbuild.build.cloud_plan import CloudBuild, build_yaml, describe_build
+from envbuild.build.cloud_service import ENDED, TIMEOUT, Log, Service, call_options, explain_failure
 from envbuild.build.context import staged_context
 from envbuild.build.docker import ContextBuilder
-from envbuild.build.order import PLATFORMS, Order, Part, Plan
+from envbuild.build.request import PLATFORMS, BuildRequest, Plan, PlatformImage
 from envbuild.errors import BaseError, BuildError, EnvbuildError, RegistryError, UsageError
 from envbuild.google_api import timeout_of
 from envbuild.lock.settings import IndexSettings
@@ -45,12 +45,12 @@ _PLATFORM = "linux/amd64"
 """Cloud Build's machines (build/docs/api/reference/rest/v1/projects.builds, MachineType)."""
 
 
-def check_options(order: Order) -> None:
+def check_options(request: BuildRequest) -> None:
     """Refuse what Cloud Build cannot do; UsageError."""
-    if order.push is None:
+    if request.push is None:
         todo = "give --push REPOSITORY; --load and --archive then take the image from there"
         raise UsageError("Cloud Build gives its image to a registry", where="--push", todo=todo)
-    if order.bytecode:
+    if request.bytecode:
         todo = "leave out --bytecode, or --builder cloudbuild"
         raise UsageError("only the assembler compiles modules", where="--bytecode", todo=todo)
 
@@ -76,20 +76,20 @@ def check_base(base: str) -> None:
         raise BaseError("Cloud Build can only use a base that lies in a registry", where=base, todo=todo)
 
 
-def printed_yaml(order: Order) -> bytes:
-    """The cloudbuild.yaml of an order, before anything is locked: without a tag in --push, for `latest`.
+def printed_yaml(request: BuildRequest) -> bytes:
+    """The cloudbuild.yaml of a request, before anything is locked: without a tag in --push, for `latest`.
 
     Without secrets the context has the wheels, so the network is off.
     """
-    assert order.push is not None, "the order was checked"
-    options = replace(options_of(order), network=bool(options_of(order).secrets))
-    return plan_yaml(options, replace(order.push, tag=order.push.tag or "latest"))
+    assert request.push is not None, "the request was checked"
+    options = replace(options_of(request), network=bool(options_of(request).secrets))
+    return build_yaml(options, replace(request.push, tag=request.push.tag or "latest"))
 
 
-def options_of(order: Order) -> CloudBuild:
-    """Return the order's options with the build arguments of every context."""
-    assert order.cloud is not None
-    return replace(order.cloud, build_args=(*order.cloud.build_args, ("SOURCE_DATE_EPOCH", str(MTIME))))
+def options_of(request: BuildRequest) -> CloudBuild:
+    """Return the request's options with the build arguments of every context."""
+    assert request.cloud is not None
+    return replace(request.cloud, build_args=(*request.cloud.build_args, ("SOURCE_DATE_EPOCH", str(MTIME))))
 
 
 class Cloud(ContextBuilder):
@@ -98,36 +98,37 @@ class Cloud(ContextBuilder):
     __slots__ = ()
 
     @property
-    def own_tag(self) -> str:
+    def default_tag(self) -> str:
         return f"cloudbuild-{self.recipe.environment.short}"
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build there; the wheels lie in the context, unless secrets of Secret Manager say how to get them."""
-        options = options_of(self.order)
-        wheelhouse = self.fetched_wheels(settings, secrets=bool(options.secrets))
-        with staged_context(self.context(wheelhouse=wheelhouse), self.order) as folder:
+        options = options_of(self.request)
+        wheelhouse = self.fetch_wheels(settings, secrets=bool(options.secrets))
+        with staged_context(self.context(wheelhouse=wheelhouse), self.request) as folder:
             options = replace(options, network=not wheelhouse)
-            reference = build(folder, options, self.temporary_name(), self.report)
+            reference = run_build(folder, options, self.temporary_tag(), self.report)
         assert reference.digest is not None
-        image, run = self.from_registry(reference.digest), self.confirmed({})
-        pushed = PushResult(reference=reference, uploaded=0, existing=0)
-        return self.part(run, image, pushed, imports=self.try_imports(run, image, settings), wheelhouse=wheelhouse)
+        image, locked = self.pull_pushed(reference.digest), self.confirm_lock({})
+        pushed = PushResult(reference=reference, uploaded=0, not_sent=0)
+        imports = self.try_imports(locked, image, settings)
+        return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)
 
 
-def check(options: CloudBuild) -> None:
+def check_project(options: CloudBuild) -> None:
     """Ask for the project's builds and bucket, before the long work; BuildError when it could not build."""
     with gcs.connected(BuildError) as storage, cloud_service.connected(options.parent) as api:
         api.check()
         _check_bucket(storage, options)
 
 
-def build(context: Path, options: CloudBuild, target: Reference, report: Reporter) -> Reference:
-    """Build a context and push it to `target`, which has a tag; return the image by its digest in the registry.
+def run_build(context: Path, options: CloudBuild, push_to: Reference, report: Reporter) -> Reference:
+    """Build a context and push it to `push_to`, which has a tag; return the image by its digest in the registry.
 
     When it is interrupted, the build is cancelled. BuildError with the failing step and the last lines of the log,
     RegistryError when the registry does not have what was built.
     """
-    described = plan(options, target)
+    described = describe_build(options, push_to)
     with gcs.connected(BuildError) as storage, cloud_service.connected(options.parent) as api:
         described["source"] = {"storageSource": _upload_context(context, storage, options, report)}
         mark, known = f"envbuild-{secrets.token_hex(8)}", ""
@@ -140,13 +141,13 @@ def build(context: Path, options: CloudBuild, target: Reference, report: Reporte
         except KeyboardInterrupt:
             _cancel(api, known, mark, report)
             raise
-    digest = _digest(ended, target)
-    with Registry(target.registry) as registry:
-        found = registry.manifest_digest(target.repository, str(digest))
+    digest = _pushed_digest(ended, push_to)
+    with Registry(push_to.registry) as registry:
+        found = registry.manifest_digest(push_to.repository, str(digest))
     if found not in ("", str(digest)):
-        todo, where = "see who else writes to this repository", str(target.at(digest))
+        todo, where = "see who else writes to this repository", str(push_to.at(digest))
         raise RegistryError("the registry does not have the image that Cloud Build pushed", where=where, todo=todo)
-    return target.at(digest)
+    return push_to.at(digest)
 
 
 def _watch(api: Service, log: Log, started: Build, options: CloudBuild, report: Reporter) -> Build:
@@ -167,7 +168,7 @@ def _watch(api: Service, log: Log, started: Build, options: CloudBuild, report: 
     if log.forbidden:
         report.warn(f"{log.where} may not be read here (storage.objects.get); the build's page shows it")
     if current.status != Build.Status.SUCCESS:
-        raise failure(current, options, log.last, log.where)
+        raise explain_failure(current, options, log.last, log.where)
     return current
 
 
@@ -182,10 +183,10 @@ def _cancel(api: Service, known: str, mark: str, report: Reporter) -> None:
     report.note(f"build {found[0]} is cancelled" if found else "there was no build yet")
 
 
-def _digest(build: Build, target: Reference) -> Digest:
+def _pushed_digest(build: Build, push_to: Reference) -> Digest:
     """Return the digest of Cloud Build's push; BuildError without one."""
     with suppress(ValueError):
-        [only] = {image.digest for image in build.results.images if Reference.parse(image.name).name == target.name}
+        [only] = {image.digest for image in build.results.images if Reference.parse(image.name).name == push_to.name}
         return Digest.parse(only)
     todo = "see the build's results; run the command again"
     raise BuildError("the build reported no digest of its image", where=f"build {build.id}", todo=todo)
@@ -219,7 +220,7 @@ def _upload_context(context: Path, client: Client, options: CloudBuild, report: 
     """
     _check_bucket(client, options)
     bucket, prefix = options.contexts
-    with packed(context) as archive:
+    with pack_context(context) as archive:
         report.step(f"sending the context, {archive.size / 1e6:.1f} MB, to gs://{bucket}")
         name = "/".join(filter(None, (prefix, "source", f"{archive.sha256}.tar.gz")))
         blob, where = client.bucket(bucket).blob(name), f"gs://{bucket}/{name}"
@@ -238,7 +239,7 @@ def _upload_context(context: Path, client: Client, options: CloudBuild, report: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class ContextArchive:
     """A context as one file."""
 
     path: Path
@@ -249,7 +250,7 @@ class Packed:
 
 
 @contextmanager
-def packed(context: Path) -> Iterator[Packed]:
+def pack_context(context: Path) -> Iterator[ContextArchive]:
     """Yield a context as a tar.gz, which vanishes with the block: the same bytes for the same files and zlib.
 
     Stored, not compressed: requirements and locks are small, and wheels do not get smaller. Of a file's mode only its
@@ -269,7 +270,7 @@ def packed(context: Path) -> Iterator[Packed]:
             sha256.update(piece)
             md5.update(piece)
         md5_text = b64encode(md5.digest()).decode()
-        yield Packed(path=Path(file.name), size=file.tell(), sha256=sha256.hexdigest(), md5=md5_text)
+        yield ContextArchive(path=Path(file.name), size=file.tell(), sha256=sha256.hexdigest(), md5=md5_text)
 
 
 def _add(archive: tarfile.TarFile, context: Path, path: Path) -> None:

@@ -129,7 +129,7 @@ def _match(pattern: re.Pattern[str], value: str, what: str, todo: str) -> re.Mat
     return match
 
 
-def plan(options: CloudBuild, target: Reference) -> dict[str, Any]:
+def describe_build(options: CloudBuild, target: Reference) -> dict[str, Any]:
     """Describe the build of a context, without its source: the Build of the REST API as JSON.
 
     UsageError when the target has no tag to push: Cloud Build names images by tags, and tells their digests later.
@@ -174,10 +174,12 @@ def plan(options: CloudBuild, target: Reference) -> dict[str, Any]:
     return described
 
 
-def plan_yaml(options: CloudBuild, target: Reference) -> bytes:
+def build_yaml(options: CloudBuild, target: Reference) -> bytes:
     """Write the build as cloudbuild.yaml: the same bytes for the same options; no source, which gcloud adds."""
     head = _HEAD.format(project=options.project, region=options.region, image=_IMAGE)
-    return (head + yaml.safe_dump(plan(options, target), sort_keys=False, allow_unicode=True, width=120)).encode()
+    return (
+        head + yaml.safe_dump(describe_build(options, target), sort_keys=False, allow_unicode=True, width=120)
+    ).encode()
 
 
 def find_project(asked: str | None) -> str:

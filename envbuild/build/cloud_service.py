@@ -105,7 +105,7 @@ class Service:
         return found
 
     def _marked(self, mark: str) -> list[Build]:
-        """The builds with a tag, which are looked at again: a filter that is not understood must not give others'."""
+        """The builds with a tag; each is checked again, as a filter that the service ignores would return others'."""
         request = {"parent": self.parent, "filter": f'tags="{mark}"'}
         found = self.client.list_builds(request=request, retry=_retry(), timeout=_ONE_ANSWER)
         return [build for _, build in zip(range(100), found, strict=False) if mark in build.tags]
@@ -208,7 +208,7 @@ class Log:
                 return b""
 
 
-def failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
+def explain_failure(build: Build, options: CloudBuild, last: Sequence[str], log: str) -> BuildError:
     """Explain a failed build: the step, what to do, and the last lines of its log."""
     step = next((step for step in build.steps if step.status in FAILED), None)
     what, todo = _ending(build, options, step)

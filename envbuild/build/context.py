@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from envbuild.base.system import copy_debs
-from envbuild.build.order import Order
+from envbuild.build.request import BuildRequest
 from envbuild.files import share, write_whole, written_whole
 from envbuild.image.context import build_context
 from envbuild.lock.download import wheel_path
@@ -26,7 +26,7 @@ from envbuild.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a context is made of."""
+    """The content of a build context."""
 
     recipe: Recipe
     lock: Lock
@@ -35,30 +35,32 @@ class Context:
     """Whether it has every wheel, so that nothing has to be fetched; the cache has those of indexes then."""
 
 
-def write_context(folder: Path, context: Context, order: Order) -> None:
+def write_context(folder: Path, context: Context, request: BuildRequest) -> None:
     """Write the files of a context; wheels are shared with the cache where the file system can."""
     # In a wheelhouse, pip looks nowhere else.
     requirements = requirements_text(replace(context.lock, direct=()) if context.wheelhouse else context.lock)
-    files = build_context(context.recipe, requirements, context.pylock, order.templates, wheelhouse=context.wheelhouse)
+    files = build_context(
+        context.recipe, requirements, context.pylock, request.templates, wheelhouse=context.wheelhouse
+    )
     for name, data in files.items():
         write_whole(folder / name, data)
     copy_local(context.lock, folder)
     if not context.wheelhouse:
         return
     for wheel in (it for it in context.lock.wheels if not is_local(it)):
-        source, target = wheel_path(order.cache, wheel.sha256), folder / WHEELS / wheel.filename
+        source, target = wheel_path(request.cache, wheel.sha256), folder / WHEELS / wheel.filename
         if not share(source, target, mode=0o644):
             with source.open("rb") as original, written_whole(target) as file:
                 shutil.copyfileobj(original, file)
-    copy_debs(context.lock, order.cache, folder)
+    copy_debs(context.lock, request.cache, folder)
 
 
 @contextmanager
-def staged_context(context: Context, order: Order) -> Iterator[Path]:
+def staged_context(context: Context, request: BuildRequest) -> Iterator[Path]:
     """Yield a folder with the context, in the cache, where wheels need not be copied; then it is gone."""
-    order.cache.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".new-context-", dir=order.cache) as folder:
-        write_context(Path(folder), context, order)
+    request.cache.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-context-", dir=request.cache) as folder:
+        write_context(Path(folder), context, request)
         yield Path(folder)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from envbuild.base.build import engine_login
-from envbuild.base.process import running
 from envbuild.build.builder import Builder
 from envbuild.build.context import Context, staged_context, why_wheelhouse
-from envbuild.build.order import PLATFORMS, Order, Part
+from envbuild.build.request import PLATFORMS, BuildRequest, PlatformImage
 from envbuild.engine.buildkit import (
     Built,
     Request,
@@ -31,7 +30,7 @@ from envbuild.engine.client import connected, find_image
 from envbuild.engine.load import push_image, save_image
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -44,12 +43,12 @@ from envbuild.verify.imports import Place
 
 
 class ContextBuilder(Builder):
-    """What all builders of a context have in common."""
+    """A builder that is given a build context: the engine, a builder of buildx, or Cloud Build."""
 
     __slots__ = ()
 
     @contextmanager
-    def prepared(self, settings: IndexSettings, base: str) -> Iterator[tuple[Request, bool]]:
+    def prepare_context(self, settings: IndexSettings, base: str) -> Iterator[tuple[Request, bool]]:
         """Stage the context and the secrets; all of it is gone when the block ends.
 
         Yield what the builder is given, and whether the context has the wheels.
@@ -60,11 +59,14 @@ class ContextBuilder(Builder):
                 f"files that the run had from {names} can be another package's in this image, as pip installs all "
                 "packages in its own order; build with --builder assemble to get the run's files"
             )
-        wheelhouse = self.fetched_wheels(settings, secrets=True)
+        wheelhouse = self.fetch_wheels(settings, secrets=True)
         contents = {} if wheelhouse else index_secrets(settings, self.recipe.wheels)
-        with staged_context(self.context(wheelhouse=wheelhouse), self.order) as folder, secret_files(contents) as files:
+        with (
+            staged_context(self.context(wheelhouse=wheelhouse), self.request) as folder,
+            secret_files(contents) as files,
+        ):
             arguments = {"BASE": base} if base else {}
-            request = Request(
+            inputs = Request(
                 context=folder,
                 dockerfile="Dockerfile",
                 platform=PLATFORMS[self.recipe.target.machine],
@@ -73,51 +75,53 @@ class ContextBuilder(Builder):
                 secrets=files,
                 hidden=hidden_words(settings, contents),
             )
-            yield request, wheelhouse
+            yield inputs, wheelhouse
 
     def context(self, *, wheelhouse: bool) -> Context:
         """The build context of this image."""
-        return Context(recipe=self.recipe, lock=self.run.lock, pylock=self.pylock(self.run), wheelhouse=wheelhouse)
+        return Context(
+            recipe=self.recipe, lock=self.locked.lock, pylock=self.pylock(self.locked), wheelhouse=wheelhouse
+        )
 
-    def fetched_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
+    def fetch_wheels(self, settings: IndexSettings, *, secrets: bool) -> bool:
         """Get all wheels into the cache where the context has to have them."""
-        cache = LayerCache(self.order.cache)
+        cache = LayerCache(self.request.cache)
         packages = bool(self.system.packages)
         reason = why_wheelhouse(settings, secrets=secrets, needed=not self.is_loading_proven(cache), packages=packages)
         if not reason:
             return False
         self.system.fetch()
         self.report.step(f"fetching the wheels, which the context gets: {reason}")
-        with Arrivals(self.order.cache, reporter=self.report, settings=settings) as arrivals:
-            arrivals.start(self.recipe.wheels)
+        with Downloads(self.request.cache, reporter=self.report, settings=settings) as downloads:
+            downloads.start(self.recipe.wheels)
             for wheel in self.recipe.wheels:
-                arrivals.path(wheel)
-            self.prove_loading(cache, arrivals)
+                downloads.path(wheel)
+            self.prove_loading(cache, downloads)
         return True
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Without a tag of the user's one that tells who built it."""
-        return self.wanted_tags or (self.own_tag,)
+        """The tag that --push names, else one that says by which builder it was made."""
+        return self.requested_tags or (self.default_tag,)
 
     @property
-    def own_tag(self) -> str:
+    def default_tag(self) -> str:
         return f"docker-{self.recipe.environment.short}"
 
-    def temporary_name(self) -> Reference:
-        """A name for one push, as engines push by tag only; its tag goes when the image has its own tags, or fails."""
-        assert self.target is not None
-        name = replace(self.target, tag=f"pushing-{secrets.token_hex(6)}")
-        self.until.callback(remove_tag, name, self.report)
+    def temporary_tag(self) -> Reference:
+        """Return a tag for one push, as engines push by tag only; it is removed when `resources` close."""
+        assert self.push_to is not None
+        name = replace(self.push_to, tag=f"pushing-{secrets.token_hex(6)}")
+        self.resources.callback(remove_tag, name, self.report)
         return name
 
-    def from_registry(self, digest: Digest) -> Image:
-        """The image as the registry has it."""
-        assert self.target is not None
-        return self.marked(pull(self.target.at(digest), machine=self.recipe.target.machine))
+    def pull_pushed(self, digest: Digest) -> Image:
+        """Pull the manifest and config of the image that was pushed."""
+        assert self.push_to is not None
+        return self.mark_base_layers(pull(self.push_to.at(digest), machine=self.recipe.target.machine))
 
-    def marked(self, image: Image) -> Image:
-        """Tell the base's layers from those that were made."""
+    def mark_base_layers(self, image: Image) -> Image:
+        """Mark the layers of the base as reused, as an engine's image does not say where its layers come from."""
         below = [it.diff_id for it in self.base.image.layers]
         layers = [
             replace(layer, reused=was, found="base" if was else "")
@@ -126,7 +130,7 @@ class ContextBuilder(Builder):
         ]
         return replace(image, layers=tuple(layers))
 
-    def pullable(self) -> bool:
+    def is_base_pullable(self) -> bool:
         """Whether the base can be pulled by its digest from a registry."""
         try:
             return Reference.parse(self.base.name).digest is not None
@@ -137,21 +141,21 @@ class ContextBuilder(Builder):
 INSTEAD = "leave out --builder docker, as envbuild needs no engine to build"
 
 
-def check_docker(order: Order) -> None:
+def check_docker(request: BuildRequest) -> None:
     """Refuse what this builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
-    if order.bytecode:
+    if request.bytecode:
         todo = "leave out --bytecode, or --builder docker"
         raise UsageError("only the assembler compiles modules", where="--bytecode", todo=todo)
-    if order.builder_name:
-        if not order.push:
-            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {order.builder_name}"
+    if request.builder_name:
+        if not request.push:
+            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {request.builder_name}"
             raise UsageError(what, where=where, todo="give --push REPOSITORY")
-        require_buildx(find_client(), order.builder_name)
+        require_buildx(find_client(), request.builder_name)
         return
-    if len(order.platforms) > 1:
+    if len(request.platforms) > 1:
         todo = "name a builder of buildx (--builder-name) and a repository (--push), or leave out --builder docker"
         raise UsageError("an engine builds for one platform at a time", where="--platform", todo=todo)
-    if order.stamp and order.load and not (order.push or order.archive):
+    if request.stamp and request.load and not (request.push or request.archive):
         what = "an image that only an engine has, has no digest that others find it by"
         raise UsageError(what, where="--stamp", todo="add --push REPOSITORY")
     with connected(INSTEAD) as engine:
@@ -159,69 +163,73 @@ def check_docker(order: Order) -> None:
 
 
 class Docker(ContextBuilder):
-    """The engine that this machine is set up for."""
+    """Builds with the container engine that this machine is set up for."""
 
     __slots__ = ()
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build with the engine's BuildKit."""
-        enter = self.until.enter_context
+        enter = self.resources.enter_context
         engine = enter(connected(INSTEAD))
         client = require_buildkit(engine, INSTEAD)
-        base = "" if self.pullable() else enter(loaded_base(engine, self.base.image, self.report))
+        base = "" if self.is_base_pullable() else enter(loaded_base(engine, self.base.image, self.report))
         # The context and the secrets are not needed any longer than the build.
-        with self.prepared(settings, base) as (request, wheelhouse):
+        with self.prepare_context(settings, base) as (inputs, wheelhouse):
             self.report.step(f"building by BuildKit, with the client {client.path}")
-            image = enter(built(engine, request, self.report, buildkit=client, running=running))
-        run = self.confirmed({})
+            image = enter(built(engine, inputs, self.report, buildkit=client))
+        locked = self.confirm_lock({})
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
-        imports = self.try_imports(run, None, settings, Place(name="container engine", runner=there))
-        pushed, content = self._push(image) if self.target else (None, self._saved(image))
-        return self.part(
-            run,
+        imports = self.try_imports(locked, None, settings, Place(name="container engine", runner=there))
+        pushed, content = self._push(image) if self.push_to else (None, self._save(image))
+        return self.result(
+            locked,
             content,
             pushed,
             imports=imports,
             wheelhouse=wheelhouse,
-            named=lambda name: image.tag(name, content),
+            tag_in_engine=lambda name: image.tag(name, content),
         )
 
     def _push(self, image: Built) -> tuple[PushResult, Image]:
-        self.report.step(f"pushing to {self.order.push}")
-        name = self.temporary_name()
+        self.report.step(f"pushing to {self.request.push}")
+        name = self.temporary_tag()
         sent = push_image(image.client, image.id, name, engine_login(name), self.report)
-        pushed = PushResult(reference=name.at(sent.digest), uploaded=sent.sent, existing=0)
-        return pushed, self.from_registry(sent.digest)
+        pushed = PushResult(reference=name.at(sent.digest), uploaded=sent.sent, not_sent=0)
+        return pushed, self.pull_pushed(sent.digest)
 
-    def _saved(self, image: Built) -> Image:
-        kept = not self.order.load or self.order.archive
-        folder = Path(self.until.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
-        return self.marked(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
+    def _save(self, image: Built) -> Image:
+        kept = not self.request.load or self.request.archive
+        folder = Path(self.resources.enter_context(TemporaryDirectory(prefix="envbuild-"))) if kept else None
+        return self.mark_base_layers(save_image(image.client, image.id, folder, self.base.image.layers, self.report))
 
 
 class Buildx(ContextBuilder):
-    """A builder of buildx by its name: on another machine, or in Kubernetes."""
+    """Builds with a named builder of buildx, on another machine or in Kubernetes."""
 
     __slots__ = ()
 
-    def build(self, settings: IndexSettings) -> Part:
+    def build(self, settings: IndexSettings) -> PlatformImage:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
-        client = require_buildx(find_client(), self.order.builder_name)
-        if not self.pullable():
+        client = require_buildx(find_client(), self.request.builder_name)
+        if not self.is_base_pullable():
             what = "a builder of buildx takes its base from a registry"
             todo = "push the base to a registry that the builder reaches, and give it by --base"
             raise UsageError(what, where=f"--base {self.base.name}", todo=todo)
-        assert self.target is not None, "the order was checked"
-        name, builder = self.target.name, self.order.builder_name
-        with self.prepared(settings, "") as (request, wheelhouse), TemporaryDirectory(prefix="envbuild-") as folder:
+        assert self.push_to is not None, "the request was checked"
+        name, builder = self.push_to.name, self.request.builder_name
+        with (
+            self.prepare_context(settings, "") as (inputs, wheelhouse),
+            TemporaryDirectory(prefix="envbuild-") as folder,
+        ):
             self.report.step(f"building by {client.path}'s builder {builder}, and pushing")
             metadata = Path(folder, "metadata.json")
-            build_remotely(client, request, name, builder, Transcript(request, self.report), running, metadata)
+            build_remotely(client, inputs, name, builder, Transcript(inputs, self.report), metadata)
             try:
                 digest = Digest.parse(json.loads(metadata.read_bytes())["containerimage.digest"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 what, todo = "buildx does not say what it pushed", "see that the builder can push to the registry"
                 raise BuildError(what, where=str(metadata), todo=todo) from error
-        image, run = self.from_registry(digest), self.confirmed({})
-        pushed = PushResult(reference=self.target.at(digest), uploaded=0, existing=0)
-        return self.part(run, image, pushed, imports=self.try_imports(run, image, settings), wheelhouse=wheelhouse)
+        image, locked = self.pull_pushed(digest), self.confirm_lock({})
+        pushed = PushResult(reference=self.push_to.at(digest), uploaded=0, not_sent=0)
+        imports = self.try_imports(locked, image, settings)
+        return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)

@@ -8,13 +8,15 @@ from typing import Any
 
 from envbuild.base.interpreter import compiling_on, runs_here
 from envbuild.base.resolve import inspect, known_facts
-from envbuild.build.builder import COMPILING, report_content
+from envbuild.build.builder import report_content
 from envbuild.errors import UsageError
-from envbuild.image.assembler import Assembled, Compiling
+from envbuild.image.assembler import Assembled
+from envbuild.image.bytecode.compiler import Compiling
 from envbuild.image.child import Addition, Parent, assemble_child, base_of, wheels_of_child
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.download import Arrivals
+from envbuild.image.layers.maker import AssemblyOptions
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
 from envbuild.oci.digest import Digest
@@ -60,8 +62,8 @@ def is_nameless(lock: Lock) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extended:
-    """The child in the engine."""
+class EngineChild:
+    """A child image in the engine."""
 
     id: str
     """The engine's own name of it."""
@@ -73,7 +75,7 @@ class Extended:
 
 
 def find_parent(reference: Reference, lock: Lock) -> Parent:
-    """The parent as a registry describes it, whose layers nobody downloads here; RegistryError as `pull`."""
+    """Read the parent's manifest and config in its registry; no layer is downloaded. RegistryError as `pull`."""
     image = pull(reference, machine=lock.target.machine)
     return Parent(image=image, lock=lock, name=str(replace(reference, digest=None)))
 
@@ -87,8 +89,8 @@ def extend(
     options: Options,
     report: Reporter,
     label: str = "more",
-) -> Extended:
-    """Have an engine, by docker-py's client, get the child of an image: what requirements need beyond the lock `below`.
+) -> EngineChild:
+    """Make an image's child in an engine (docker-py's client): it adds what requirements need beyond the lock `below`.
 
     The parent is a reference by digest, or an image that was made here. What the engine has is not sent; a child
     that an earlier run made for the same requirements is taken as it is, so that nothing moves between two runs, and no
@@ -102,20 +104,20 @@ def extend(
     name = child_name(digest, requirements, below, addition, label)
     known = client.images.list(name=f"{name.repository.removeprefix('library/')}:{name.tag}")
     if known:
-        return Extended(id=str(known[0].id), name=name)
+        return EngineChild(id=str(known[0].id), name=name)
     whole = find_parent(parent, below) if isinstance(parent, Reference) else Parent(image=parent, lock=below)
     report.step(f"adding {', '.join(requirements)} above the environment")
     above = lock_above(requirements, below, options)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
-    with extended(whole, above, addition, options, report) as made:
+    with assemble_extension(whole, above, addition, options, report) as made:
         loaded = load_into(client, made.image, [name], report)
     report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
-    return Extended(id=loaded.id, name=name, made=made, sent=loaded.sent)
+    return EngineChild(id=loaded.id, name=name, made=made, sent=loaded.sent)
 
 
 @contextmanager
-def extended(
+def assemble_extension(
     parent: Parent,
     above: Lock,
     addition: Addition,
@@ -131,9 +133,10 @@ def extended(
     """
     cache = cache or LayerCache(options.cache, note=report.note)
 
-    with Arrivals(options.cache, reporter=report, settings=options.settings) as arrivals:
-        arrivals.start(wheels_of_child(parent, above, addition, cache, compiling))
-        child = assemble_child(parent, above, addition, arrivals, cache, report.progress, made, compiling)
+    with Downloads(options.cache, reporter=report, settings=options.settings) as downloads:
+        downloads.start(wheels_of_child(parent, above, addition, cache, compiling))
+        layer_options = AssemblyOptions(reporter=report, on_layer=made)
+        child = assemble_child(parent, above, addition, downloads, cache, layer_options, compiling)
         report_content(child, report, {})
         yield child
 
@@ -153,14 +156,14 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | 
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)
     todo = "build without bytecode, or on a machine that can run the base"
-    return compiling_on(found, cache, todo, lambda count: report.note(COMPILING.format(count)))
+    return compiling_on(found, cache, todo, report)
 
 
 def child_name(parent: Digest, requirements: Sequence[str], below: Lock, addition: Addition, label: str) -> Reference:
-    """What the child is called in an engine: one name for each parent and what is put on it."""
+    """The child's name in an engine: one for each parent and what is added to it."""
     wheels = [str(it.sha256) for it in below.wheels]
     said = asdict(replace(addition, contents=()))
     del said["contents"]
-    more = [str(measured(it).key) for it in addition.contents]
+    more = [str(hash_content(it).key) for it in addition.contents]
     value = [LAYER_FORMAT, str(parent), wheels, list(requirements), said, *more]
     return Reference(DOCKER_HUB, "library/envbuild-local", f"{label}-{Digest.of(canonical_json(value)).hex[:_KEY]}")

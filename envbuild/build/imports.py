@@ -8,8 +8,8 @@ from packaging.utils import canonicalize_name
 from envbuild.build.builder import Builder
 from envbuild.errors import counted
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.resolution import open_question
-from envbuild.lock.run import LockedRun
+from envbuild.lock.resolution import open_session
+from envbuild.lock.run import LockResult
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.pins import broken_hand_limits
@@ -31,25 +31,25 @@ _ASKED_FOR = frozenset({"requirements", "mlflow", "conda-environment"})
 
 
 def try_imports(
-    builder: Builder, run: LockedRun, image: Image | None, settings: IndexSettings, place: Place | None = None
+    builder: Builder, locked: LockResult, image: Image | None, settings: IndexSettings, place: Place | None = None
 ) -> Imports:
     """Import in the image what the run imported; VerifyError.
 
     What this machine tried before is not tried again, unless `--import-check always` asks for it.
     """
-    wanted, manifest, stack = builder.order.import_check, builder.plan.manifest, builder.plan.stack
-    names, cache = imported_distributions(stack, manifest, run.required), LayerCache(builder.order.cache)
+    wanted, manifest, stack = builder.request.import_check, builder.plan.manifest, builder.plan.stack
+    names, cache = imported_distributions(stack, manifest, locked.required), LayerCache(builder.request.cache)
     key = Digest.of(canonical_json(["tried on this machine", str(builder.recipe.environment), sorted(names)]))
-    if wanted == "auto" and (known := cache.noted(key, Imports.from_dict)):
+    if wanted == "auto" and (known := cache.local_note(key, Imports.from_dict)):
         builder.report.note(f"imported in {known.place} earlier: {counted(len(known.modules), 'module')}")
         _warn_untold(known, builder)
         return known
     builder.report.step("importing in the image what the run imported")
-    with ExitStack() as until:
+    with ExitStack() as resources:
         if place is None:
             assert image, "there is an image or a place that has it"
-            place = until.enter_context(place_for(image, stack.machine, builder.report))
-        found = _import(builder, run, names, settings, place)
+            place = resources.enter_context(place_for(image, stack.machine, builder.report))
+        found = _import(builder, locked, names, settings, place)
     if found.modules:
         cache.note(key, found.to_dict(), share=False)
     return found
@@ -67,19 +67,21 @@ def imported_distributions(stack: Stack, manifest: TrainingManifest, required: f
     return frozenset({str(canonicalize_name(stack.distribution)), *(asked or installed - required)}) - {"pip"}
 
 
-def _import(builder: Builder, run: LockedRun, names: frozenset[str], settings: IndexSettings, place: Place) -> Imports:
+def _import(
+    builder: Builder, locked: LockResult, names: frozenset[str], settings: IndexSettings, place: Place
+) -> Imports:
     if place.runner is None:
-        check_metadata(run, builder.plan.manifest, builder.order.cache)
+        check_metadata(locked, builder.plan.manifest, builder.request.cache)
         builder.report.warn(f"no module was imported, only metadata was looked at: {place.why}")
         return Imports(place="metadata")
-    versions = {wheel.name.replace("-", "_"): wheel.version for wheel in run.lock.wheels}
+    versions = {wheel.name.replace("-", "_"): wheel.version for wheel in locked.lock.wheels}
     modules: dict[str, str] = {}
-    with open_question((), run.lock.target, settings, builder.order.cache) as question:
-        for wheel in (it for it in run.lock.wheels if it.name in names):
-            main = _main_module(wheel.name.replace("-", "_"), question.reader.files(wheel) or ())
+    with open_session((), locked.lock.target, settings, builder.request.cache) as session:
+        for wheel in (it for it in locked.lock.wheels if it.name in names):
+            main = _main_module(wheel.name.replace("-", "_"), session.reader.files(wheel) or ())
             modules |= dict.fromkeys(main, wheel.version)
     first = [builder.plan.stack.framework] if builder.plan.stack.framework in modules else []
-    pins = {wheel.name: wheel.version for wheel in run.lock.wheels}
+    pins = {wheel.name: wheel.version for wheel in locked.lock.wheels}
     known = broken_hand_limits(pins, builder.plan.profiles.limits)
     asked = ImportRequest(
         modules=tuple(dict.fromkeys((*first, *sorted(modules)))),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from envbuild.attest.attach import attest, check_key, sign
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
-from envbuild.build.order import LAYOUT_NAME, PLATFORMS, Order, Outcome, Part
+from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildResult, PlatformImage
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import TrainingManifest
@@ -21,8 +21,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.push import PushResult, publish, stamped_tag
 from envbuild.report import Reporter
 from envbuild.stamp.history import Signer, Snapshot
-from envbuild.stamp.record import Content as ModelFiles
-from envbuild.stamp.record import StampEntry
+from envbuild.stamp.record import ModelFiles, StampEntry
 from envbuild.stamp.stamping import StampResult, stamp
 from envbuild.stamp.store import parse_model_uri
 
@@ -36,38 +35,43 @@ _TODO = (
 
 
 def write_outputs(
-    order: Order, parts: Sequence[Part], content: Content, pushed: PushResult | None, report: Reporter
-) -> Outcome:
+    request: BuildRequest,
+    images: Sequence[PlatformImage],
+    content: Content,
+    pushed: PushResult | None,
+    report: Reporter,
+) -> BuildResult:
     """Write the context, and the image wherever it is wanted; an OCI layout where nothing else was asked for."""
-    layout = None if pushed or order.archive or order.load else order.out
+    layout = None if pushed or request.archive or request.load else request.out
     if layout:
         report.step(f"writing the OCI layout {layout}")
     # What a layout has already stays where it is; a new one appears whole.
     kept = layout is not None and (layout / "index.json").exists()
-    with staged_folder(order.out) as folder:
-        for part in parts:
-            name = "context" if len(parts) == 1 else f"context/{part.platform.replace('/', '-')}"
-            context = Context(recipe=part.recipe, lock=part.lock, pylock=part.pylock, wheelhouse=part.wheelhouse)
-            write_context(folder / name, context, order)
+    with staged_folder(request.out) as folder:
+        for image in images:
+            name = "context" if len(images) == 1 else f"context/{image.platform.replace('/', '-')}"
+            context = Context(recipe=image.recipe, lock=image.lock, pylock=image.pylock, wheelhouse=image.wheelhouse)
+            write_context(folder / name, context, request)
         if layout and not kept:
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
-        if order.archive:
-            into_archive(order, order.archive, content, report)
-        loaded, load = None, parts[0].named or (lambda name: into_engine(name, content, report))
-        if order.load:
-            loaded = load(order.load)
+        if request.archive:
+            write_into_archive(request, request.archive, content, report)
+        loaded = None
+        if request.load:
+            load = images[0].tag_in_engine or (lambda name: load_into_engine(name, content, report))
+            loaded = load(request.load)
     if layout and kept:
         write_layout(content, layout, name=LAYOUT_NAME)
-    return Outcome(
-        parts=tuple(parts), content=content, pushed=pushed, layout=layout, archive=order.archive, loaded=loaded
+    return BuildResult(
+        images=tuple(images), content=content, pushed=pushed, layout=layout, archive=request.archive, loaded=loaded
     )
 
 
-def into_archive(order: Order, path: Path, content: Content, report: Reporter) -> None:
+def write_into_archive(request: BuildRequest, path: Path, content: Content, report: Reporter) -> None:
     """Write the image into a file; BuildError."""
     report.step(f"writing the archive {path}")
-    names = tuple(name for name in (order.load, order.push) if name)[:1]
+    names = tuple(name for name in (request.load, request.push) if name)[:1]
     total = Archive(content, names).size
     try:
         write_archive(content, path, names, lambda done: report.progress("writing", done, total))
@@ -75,12 +79,12 @@ def into_archive(order: Order, path: Path, content: Content, report: Reporter) -
         if error.filename is not None:  # it says itself what cannot be read or written
             raise
         todo = "free space there, or give --archive another file"
-        if order.push:
-            todo += f"; {order.push} has the image by now"
+        if request.push:
+            todo += f"; {request.push} has the image by now"
         raise BuildError(f"the archive cannot be written: {error.strerror}", where=str(path), todo=todo) from error
 
 
-def into_engine(name: Reference, content: Content, report: Reporter) -> "Loaded":
+def load_into_engine(name: Reference, content: Content, report: Reporter) -> "Loaded":
     """Give the image to the container engine; MissingComponentError."""
     report.step(f"loading {name} into the container engine")
     from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
@@ -90,72 +94,81 @@ def into_engine(name: Reference, content: Content, report: Reporter) -> "Loaded"
         return load_into(client, content, [name], report)
 
 
-def check_attestations(order: Order) -> None:
+def check_attestations(request: BuildRequest) -> None:
     """Fail before the long work where nothing could be signed; UsageError, and what `check_key` raises."""
-    if order.attestations.key and order.push is None:
+    if request.attestations.key and request.push is None:
         what, todo = "signatures lie beside an image in a registry, and nothing is pushed", "give --push REPO too"
         raise UsageError(what, where="--sign", todo=todo)
-    check_key(order.attestations)
+    check_key(request.attestations)
 
 
-def publish_parts(
-    order: Order, parts: Sequence[Part], pushed: PushResult | None, report: Reporter, started: datetime
+def publish_images(
+    request: BuildRequest,
+    images: Sequence[PlatformImage],
+    pushed: PushResult | None,
+    report: Reporter,
+    started: datetime,
 ) -> None:
     """Attach what is wanted to each image that was built and pushed, sign their index, and only then set tags.
 
     A reused image keeps what its builder attached. Errors as `attest`.
     """
-    tags = {part.pushed.reference: part.tags for part in parts if part.pushed}
-    index = pushed.reference if pushed and len(parts) > 1 else None
+    tags = {image.pushed.reference: image.tags for image in images if image.pushed}
+    index = pushed.reference if pushed and len(images) > 1 else None
     if index:
-        tags[index] = (order.push.tag,) if order.push and order.push.tag else ()
+        tags[index] = (request.push.tag,) if request.push and request.push.tag else ()
 
     def attach() -> None:
-        for part in parts:
-            if part.pushed and part.found:
+        for image in images:
+            if image.pushed and image.reused:
                 report.note("the reused image keeps the SBOM and provenance that its builder attached")
-            elif part.pushed:
-                attest(_facts(order, part, part.pushed, started), order.attestations, report)
+            elif image.pushed:
+                attest(_facts(request, image, image.pushed, started), request.attestations, report)
         if index:
-            sign(index, order.attestations, report)
+            sign(index, request.attestations, report)
 
     publish(tags, attach)
 
 
-def _facts(order: Order, part: Part, pushed: PushResult, started: datetime) -> Facts:
-    recipe, own_base = part.recipe, part.recipe.base_name.startswith(DEBIAN)
+def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, started: datetime) -> Facts:
+    recipe, own_base = image.recipe, image.recipe.base_name.startswith(DEBIAN)
     # A base may be a folder here, and has fields of its own.
-    overrides = [(f"set {key}", value) for key, value in part.plan.stack.overrides if key != "base"]
+    overrides = [(f"set {key}", value) for key, value in image.plan.stack.overrides if key != "base"]
     return Facts(
         reference=pushed.reference,
-        image=part.assembled.image,
-        locks=(part.lock,),
-        lock_digests=(Digest.of(part.pylock),),
+        image=image.image,
+        locks=(image.lock,),
+        lock_digests=(Digest.of(image.pylock),),
         role="train",
-        variant=part.plan.stack.variant,
+        variant=image.plan.stack.variant,
         platform=PLATFORMS[recipe.target.machine],
         environment=recipe.environment,
         base_name=recipe.base_asked or (recipe.base_name if own_base else ""),
         base_digest=recipe.base_digest,
-        manifest=Digest.of(order.manifest),
-        parameters=(*build_options(order), *overrides),
+        manifest=Digest.of(request.manifest_bytes),
+        parameters=(*build_options(request), *overrides),
         started=started,
         finished=datetime.now(UTC),
     )
 
 
-def build_options(order: Order) -> Iterator[tuple[str, str]]:
+def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
     """The options that say how it is built, chosen or not; where it goes and where wheels lie here is left out."""
-    yield "builder", order.builder
-    yield "resolver", order.resolver
-    yield "cuda-source", order.cuda_source
-    for name in ("build", "bytecode", "offline", "require_identical"):
-        if getattr(order, name):
-            yield name.replace("_", "-"), "yes"
+    yield "builder", request.builder
+    yield "resolver", request.resolver
+    yield "cuda-source", request.cuda_source
+    switches = {
+        "build": request.build_from_source,
+        "bytecode": request.bytecode,
+        "offline": request.offline,
+        "require-identical": request.require_identical,
+    }
+    for name in (name for name, is_on in switches.items() if is_on):
+        yield name, "yes"
 
 
 def check_model_files(
-    order: Order, manifest: TrainingManifest, stamp_before: Snapshot, report: Reporter | None = None
+    request: BuildRequest, manifest: TrainingManifest, stamp_before: Snapshot, report: Reporter | None = None
 ) -> ModelFiles | None:
     """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
 
@@ -163,50 +176,52 @@ def check_model_files(
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
     for this manifest need not be forced again. `stamp_before` is that stamp, as it was read at first.
     """
-    from envbuild.verify.rules.model import compare_files, doubt  # noqa: PLC0415 - a build without a stamp needs no rules
+    from envbuild.verify.rules.model import compare_files, size_note  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415
 
-    uri, previous = order.stamp, stamp_before.continued
+    uri, previous = request.stamp, stamp_before.continued
     assert uri is not None, "the caller looked"
     files_before = previous.content if previous else None
     of_run, of_stamp = recorded(manifest.model, None, uri), recorded(None, files_before, uri)
-    exact = order.attestations.key is not None
-    same_manifest = previous is not None and Digest.of(order.manifest) in {
+    exact = request.attestations.key is not None
+    same_manifest = previous is not None and Digest.of(request.manifest_bytes) in {
         image.manifest_sha256 for image in previous.images
     }
     expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
-    place = uri if parse_model_uri(uri).folder else folder_of(uri, manifest)
+    target = parse_model_uri(uri)
+    is_folder = target.folder or (target.bucket is None and Path(target.path).is_dir())
+    place = uri if is_folder else folder_of(uri, manifest)
     present = files_now(place, of_run or of_stamp, patient=True)
-    problem = mismatch(expected, present, order.manifest, by_run=bool(of_run), exact=exact)
+    problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(of_run), exact=exact)
     if of_run is None and report:
-        report.warn(f"{order.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
+        report.warn(f"{request.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
     if of_run and expected and present and report and not problem:
-        sizes = doubt(compare_files(expected, present, by_name=True))
+        sizes = size_note(compare_files(expected, present, by_name=True))
         if sizes:
-            report.warn(f"the files of {uri} are as {order.manifest_name} records them{sizes}")
+            report.warn(f"the files of {uri} are as {request.manifest_name} records them{sizes}")
     content = content_of(present) if present else ModelFiles(files=(), file_count=None)
     kept = not of_run or (problem and same_manifest and files_before and files_before.forced)
-    if files_before and of_stamp and kept and not mismatch(of_stamp, present, order.manifest, exact=exact):
+    if files_before and of_stamp and kept and not mismatch(of_stamp, present, request.manifest_bytes, exact=exact):
         return replace(content, forced=files_before.forced)
     if not problem:
         return content if present else None
-    elsewhere = f"that {order.manifest_name} records, which was saved to {of_run.uri}" if of_run else ""
-    earlier = f"that was stamped at {previous.created}, and {order.manifest_name} lists no files" if previous else ""
+    elsewhere = f"that {request.manifest_name} records, which was saved to {of_run.uri}" if of_run else ""
+    earlier = f"that was stamped at {previous.created}, and {request.manifest_name} lists no files" if previous else ""
     what = f"the model is not the one {elsewhere or earlier}: {problem}"
-    if not order.stamp_anyway:
+    if not request.stamp_anyway:
         raise StampError(what, where=uri, todo=_TODO)
     if report:
         report.warn(f"stamping {uri} although {what}")
     return replace(content, forced=problem)
 
 
-def signer_for(order: Order, trusted: Sequence[str] = ()) -> Signer | None:
-    """What signs records; None without a key. Records of the `trusted` public keys are continued as well."""
-    if order.attestations.key is None:
+def signer_for(request: BuildRequest, trusted: Sequence[str] = ()) -> Signer | None:
+    """Return what signs stamp records; None without a key. Records of the `trusted` public keys are continued too."""
+    if request.attestations.key is None:
         return None
     from envbuild.attest.bundle import record_signer  # noqa: PLC0415 - its libraries are slow to import
 
-    return record_signer(order.attestations.key, trusted, order.minimum_record)
+    return record_signer(request.attestations.key, trusted, request.minimum_record)
 
 
 def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: bool) -> None:
@@ -225,30 +240,33 @@ def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: b
         report.note(f"record {last.counter} of the model, signed; --minimum-record {last.counter} refuses older ones")
 
 
-def stamp_parts(
-    model: str, order: Order, parts: Sequence[Part], now: datetime, report: Reporter, stamp_before: Snapshot
+def stamp_images(
+    model: str,
+    request: BuildRequest,
+    images: Sequence[PlatformImage],
+    now: datetime,
+    report: Reporter,
+    stamp_before: Snapshot,
 ) -> str:
     """Write each platform's image on the model that was there at first; the last record names them all."""
-    for part in parts:
-        tag_as_stamped(part.pushed.reference if part.pushed else None, report)
-    signer, content = (
-        signer_for(order, order.continued),
-        check_model_files(order, parts[0].plan.manifest, stamp_before, report),
-    )
+    for image in images:
+        tag_as_stamped(image.pushed.reference if image.pushed else None, report)
+    signer = signer_for(request, request.trusted_keys)
+    content = check_model_files(request, images[0].plan.manifest, stamp_before, report)
     write, results = partial(stamp, model, now=now, stamp_before=stamp_before, signer=signer, content=content), []
-    for part in parts:
+    for image in images:
         entry = StampEntry(
             role="train",
-            variant=part.plan.stack.variant,
-            platform=PLATFORMS[part.recipe.target.machine],
-            reference=str(part.pushed.reference) if part.pushed else None,
-            digest=part.digest,
-            environment=part.recipe.environment,
-            overrides=part.plan.stack.overrides,
-            identity=part.proof.summary,
-            tag=order.push.tag if order.push else None,
+            variant=image.plan.stack.variant,
+            platform=PLATFORMS[image.recipe.target.machine],
+            reference=str(image.pushed.reference) if image.pushed else None,
+            digest=image.digest,
+            environment=image.recipe.environment,
+            overrides=image.plan.stack.overrides,
+            identity=image.proof.summary,
+            tag=request.push.tag if request.push else None,
         )
-        results.append(write(entry, manifest=order.manifest, lock=part.pylock))
+        results.append(write(entry, manifest=request.manifest_bytes, lock=image.pylock))
     report_stamps(results, report, signed=signer is not None)
     return results[-1].record
 

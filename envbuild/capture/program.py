@@ -21,7 +21,7 @@ from envbuild.capture.variables import VARIABLE
 OPTIONS = (
     ("model", "URI", "the trained model: gs://..., a folder or a file"),
     ("golden", "FILE.npz", "a small batch of inputs and the model's outputs for them"),
-    ("command", "TEXT", "the command of the run, as a shell reads it; or give its words after --"),
+    ("command", "TEXT", "the command of the run, as a shell reads it; recorded, not run; or give its words after --"),
     ("config", "FILE", "read these options from a file too"),
 )
 REPEATED = (

@@ -30,7 +30,7 @@ _OPTIONS = {
 """The option that gives a fact."""
 
 
-def read_run(
+def import_record(
     name: str, progress: Progress, options: FactOptions | None = None, model: str | None = None
 ) -> "tuple[str, bytes, TrainingManifest]":
     """Return the name of a record, and the manifest it makes, as bytes too; report what the record lacks.
@@ -164,7 +164,7 @@ def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
         progress.warn(f"{what}: {', '.join(manifest.installation.unreadable)}")
 
 
-def machine_of(platform: str | None) -> str:
+def parse_platform(platform: str | None) -> str:
     """Return `x86_64` for `linux/amd64`; this machine's own where none is named; UsageError for one that is unknown."""
     from platform import machine
 
@@ -188,16 +188,16 @@ def base_of(text: str, machine: str, progress: Progress, python: str | None = No
         machine=machine,
         cache=cache_folder(),
         pull=lambda reference, machine: pull(reference, machine=machine),
-        report=progress.note,
+        report=progress,
         wanted_python=python,
     )
 
 
 def check_place(place: "Reference", progress: Progress, *, create: bool) -> None:
     """Check that the repository exists, or create it; RegistryError."""
-    from envbuild.registry.artifact_registry import check_repository
+    from envbuild.registry.artifact_registry import ensure_repository
 
-    repository = check_repository(place, create=create)
+    repository = ensure_repository(place, create=create)
     if repository and repository.created:
         progress.note(f"created {repository.name}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.arguments import base_of, check_place, machine_of, read_run, report_decisions
+from envbuild.cli.arguments import base_of, check_place, import_record, parse_platform, report_decisions
 from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, App, examples, flag, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import (
@@ -135,7 +135,7 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
         if decision := decide_python(order.parent, order.python, profiles):
             progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
             order = replace(order, python_image=decision.value)
-    return order, stack.machine if stack else machine_of(options.platform)
+    return order, stack.machine if stack else parse_platform(options.platform)
 
 
 def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
@@ -146,7 +146,7 @@ def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
     from envbuild.match.profiles import load_profiles
     from envbuild.match.stack import pairs_of
 
-    found = read_run(manifest, progress)[2]
+    found = import_record(manifest, progress)[2]
     stack = match(
         found,
         load_profiles(data_folder("profiles")),
@@ -224,7 +224,7 @@ def list_bases(
     from envbuild.files import cache_folder, data_folder
     from envbuild.match.profiles import load_profiles
 
-    machine, profiles = machine_of(platform), load_profiles(data_folder("profiles"))
+    machine, profiles = parse_platform(platform), load_profiles(data_folder("profiles"))
     tagged: Sequence[KnownBase] = ()
     if registry is not None:
         tagged = tagged_bases(repository(registry, "--registry"), machine, cache_folder())
@@ -305,10 +305,10 @@ def push(
     with Progress() as progress:
         check_place(place, progress, create=create_repository)
         if not name.startswith("sha256:") and registry_reference(name) is None:  # debian:SUITE or a layout
-            result = _pushed(name, place, machine_of(platform), progress)
+            result = _pushed(name, place, parse_platform(platform), progress)
             progress.note(f"{result['sent'] / 1e6:.1f} MB sent, {result['existing'] / 1e6:.1f} MB were there")
         else:
-            machine = machine_of(platform) if platform else None
+            machine = parse_platform(platform) if platform else None
             result = push_from_engine(name, place, progress, machine=machine)
     typer.echo(json.dumps(result, indent=2) if as_json else result["image"])
 
@@ -331,7 +331,7 @@ def _pushed(source: str, target: "Reference", machine: str, progress: Progress) 
         "manifests": 1,
         "sent": done.uploaded,
         "mounted": 0,
-        "existing": done.existing,
+        "existing": done.not_sent,
     }
 
 
@@ -346,7 +346,7 @@ def show(ref: Ref, *, platform: Platform = None, as_json: AsJson = False) -> Non
     from envbuild.oci.layout import ARCHITECTURES
 
     with Progress() as progress:
-        base = base_of(ref, machine_of(platform), progress)
+        base = base_of(ref, parse_platform(platform), progress)
     shown: dict[str, Any] = {
         **base.to_dict(),
         "platform": f"linux/{ARCHITECTURES.get(base.target.machine, base.target.machine)}",
@@ -387,12 +387,12 @@ def mirror(
     from envbuild.base.resolve import registry_reference
 
     place, found = repository(target, "TARGET_REPO"), registry_reference(source)
-    machine = machine_of(platform) if platform or found is None else None
+    machine = parse_platform(platform) if platform or found is None else None
     with Progress() as progress:
         result = (
             _copied(found, place, machine, progress)
             if found
-            else _pushed(source, place, machine_of(platform), progress)
+            else _pushed(source, place, parse_platform(platform), progress)
         )
         progress.note(
             f"{result['sent'] / 1e6:.1f} MB sent, {result['mounted'] / 1e6:.1f} MB mounted, "
@@ -414,7 +414,7 @@ def _copied(source: "Reference", target: "Reference", machine: str | None, progr
     known, name = known_facts(cache_folder()), str(replace(source, digest=None))
     for digest in done.manifests:
         known.remember_mirror(digest, name)
-    _remember_mirror(done.reference, name, machine or machine_of(None))
+    _remember_mirror(done.reference, name, machine or parse_platform(None))
     return {
         "image": str(done.reference),
         "digest": str(done.reference.digest),

@@ -40,7 +40,7 @@ class CaptureOptions:
     preprocessing: list[str] | None = option(WHAT, "Code that serving has to share; repeatable.", "PATH")
     load: list[str] | None = option(HOW, "Import this first, so that its libraries are recorded; repeatable.", "MODULE")
     golden: str | None = option(WHAT, "A batch of inputs and the model's predictions.", "FILE.npz")
-    command: str | None = option(WHAT, "The run's command; or give its words after --.", "TEXT")
+    command: str | None = option(WHAT, "The run's command: recorded, not run. Or give it after --.", "TEXT")
     config: str | None = option(ADVANCED, "Read these options from a file too.", "FILE")
     patch: bool = flag(WHAT, "Record uncommitted changes, without secrets.")
     deep: bool = flag(HOW, "Hash every installed file, not only those that look changed.")

@@ -103,7 +103,7 @@ def _root(
 _COMMANDS: Final[dict[str, tuple[Any, ...]]] = {
     "capture": (
         capture.run,
-        "envbuild capture --out manifest.json --model gs://acme/churn/7 -- python train.py",
+        "envbuild capture --out manifest.json --model gs://acme/churn/7 --command 'python train.py'",
         "envbuild capture --python ./venv/bin/python --out manifest.json",
         "envbuild capture --script > envbuild_capture.py",
     ),

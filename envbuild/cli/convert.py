@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from envbuild.cli.arguments import read_run
+from envbuild.cli.arguments import import_record
 from envbuild.cli.command import WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import FactOptions
@@ -35,7 +35,7 @@ def run(
     except ValueError as error:
         raise UsageError(str(error), where="envbuild convert", todo="see envbuild convert --help") from error
     with Progress() as progress:
-        name, data, _ = read_run(record, progress, options, model)
+        name, data, _ = import_record(record, progress, options, model)
     if out is None:
         typer.echo(data, nl=False)
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envbuild.cli.arguments import machine_of
+from envbuild.cli.arguments import parse_platform
 from envbuild.cli.command import HOW, grouped, option
 from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed, check_not_empty, read_reference
@@ -49,7 +49,7 @@ def run(
     from envbuild.verify.rules.catalogue import TITLES
     from envbuild.verify.sources.model import read_model
 
-    given, machine = _reference(model, image), machine_of(platform)
+    given, machine = _reference(model, image), parse_platform(platform)
     judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
     reference, failure = None, None

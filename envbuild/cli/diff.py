@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from envbuild.cli.arguments import machine_of, read_lock, read_run
+from envbuild.cli.arguments import import_record, parse_platform, read_lock
 from envbuild.cli.capture import capture_elsewhere
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, one_line
@@ -77,7 +77,7 @@ def run(
     _check(before, after, python)
     with Progress() as progress:
         if before.kind == "image":
-            difference, digests = _compare_images(before.name, after.name, rules, machine_of(platform), progress)
+            difference, digests = _compare_images(before.name, after.name, rules, parse_platform(platform), progress)
         else:
             difference, digests = _compare_facts(before, after, python, progress)
     if as_json:
@@ -158,7 +158,7 @@ def _manifest_facts(name: str, progress: Progress) -> "Facts":
     from envbuild.diff.facts import describe_manifest
     from envbuild.oci.digest import Digest
 
-    _, data, manifest = read_run(name, progress)
+    _, data, manifest = import_record(name, progress)
     return describe_manifest(manifest), str(Digest.of(data)), manifest
 
 

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from envbuild.cli.arguments import read_run, report_changes, report_decisions
+from envbuild.cli.arguments import import_record, report_changes, report_decisions
 from envbuild.cli.command import ADVANCED, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import (
     BuilderOptions,
+    BuildOptions,
     CloudOptions,
     FactOptions,
     ImageOptions,
     LockOptions,
     Manifest,
-    OrderOptions,
 )
 from envbuild.cli.serve import ServeOptions, make_serving_image
-from envbuild.cli.summary import reference, report_result, result, summary
+from envbuild.cli.summary import reference, report_result, result_values, summary
 from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from envbuild.build.order import Order
+    from envbuild.build.request import BuildRequest
+    from envbuild.manifest.model import TrainingManifest
 
 RoleName = Literal["train", "serve"]
 
@@ -37,7 +38,7 @@ def run(
     *,
     role: RoleName = option(ADVANCED, "serve: the same as envbuild serve.", default="train", hidden=True),
     serving: ServeOptions,
-    record: FactOptions,
+    facts: FactOptions,
     image: ImageOptions,
     builder: BuilderOptions,
     cloud: CloudOptions,
@@ -48,7 +49,7 @@ def run(
     Locks the exact wheels, writes a build context, assembles the image without a Docker daemon, pushes it
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
-    options = OrderOptions(image=image, locks=locks, record=record, builder=builder, cloud=cloud)
+    options = BuildOptions(image=image, locks=locks, facts=facts, builder=builder, cloud=cloud)
     with Progress() as progress:
         if role == "serve":
             progress.note("--role serve is a command now: envbuild serve MODEL")
@@ -59,10 +60,10 @@ def run(
         if image.stamp_anyway and image.stamp is None:
             todo = "give --stamp MODEL_URI too, or leave it out"
             raise UsageError("no model is stamped", where="--stamp-anyway", todo=todo)
-        name, data, _ = read_run(manifest, progress, record)
-        order = options.order(name, data)
-        order = replace(order, continued=(image.signed,) if image.signed is not None else ())
-        _build(order, progress, dry_run=image.dry_run, as_json=image.as_json)
+        name, data, parsed = import_record(manifest, progress, facts)
+        request = options.build_request(name, data)
+        request = replace(request, trusted_keys=(image.signed,) if image.signed is not None else ())
+        _build(request, parsed, progress, dry_run=image.dry_run, as_json=image.as_json)
 
 
 def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
@@ -74,31 +75,33 @@ def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         todo = "use envbuild serve, or leave them out"
         raise UsageError("these are for a serving image", where=f"--role train, {options}", todo=todo)
-    of_record = {"--minimum-record": image.minimum_record, "--signed": image.signed}
-    given = ", ".join(name for name, value in of_record.items() if value is not None)
+    of_stamp = {"--minimum-record": image.minimum_record, "--signed": image.signed}
+    given = ", ".join(name for name, value in of_stamp.items() if value is not None)
     if given and None in (image.sign, image.stamp):
         todo = "give --stamp MODEL and --sign KEY too, or leave it out"
         raise UsageError("training reads signed records only to continue them", where=given, todo=todo)
     check_key(image.signed)
 
 
-def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) -> None:
+def _build(
+    request: "BuildRequest", manifest: "TrainingManifest", progress: Progress, *, dry_run: bool, as_json: bool
+) -> None:
     """Plan and build; print the result, or just the plan."""
     from envbuild.build.build import build
-    from envbuild.build.order import check_order, make_plans
+    from envbuild.build.request import check_request, make_plans
 
-    check_order(order)
+    check_request(request)
     started = time.monotonic()
-    plans = make_plans(order)
+    plans = make_plans(request, manifest)
     for plan in plans:
         report_decisions(plan.stack, progress)
         for line in plan.not_on_index:
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)
-    if dry_run and order.cloud and not as_json:
+    if dry_run and request.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 
-        typer.echo(printed_yaml(order).decode(), nl=False)  # as gcloud reads it
+        typer.echo(printed_yaml(request).decode(), nl=False)  # as gcloud reads it
         return
     if dry_run and as_json:
         values = [{"base": plan.base, "stack": asdict(plan.stack)} for plan in plans]
@@ -108,12 +111,12 @@ def _build(order: "Order", progress: Progress, *, dry_run: bool, as_json: bool) 
         for plan in plans:
             typer.echo("\n".join((f"base {plan.base}", *plan.stack.requirements)))
         return
-    outcome = build(order, plans, progress, datetime.now(UTC))
-    if outcome.stamped:
-        progress.step(f"stamped {order.stamp}")
-        progress.note(f"record {outcome.stamped}")
-    for line in summary(outcome, time.monotonic() - started):
+    result = build(request, plans, progress, datetime.now(UTC))
+    if result.stamp_record:
+        progress.step(f"stamped {request.stamp}")
+        progress.note(f"record {result.stamp_record}")
+    for line in summary(result, time.monotonic() - started):
         progress.note(line)
-    value = result(outcome, time.monotonic() - started)
+    value = result_values(result, time.monotonic() - started)
     report_result(value)
-    typer.echo(json.dumps(value, indent=2) if as_json else reference(outcome))
+    typer.echo(json.dumps(value, indent=2) if as_json else reference(result))

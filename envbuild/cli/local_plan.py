@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from envbuild.cli.arguments import read_run
+from envbuild.cli.arguments import import_record
 from envbuild.cli.command import ADVANCED, HOW, WHAT, WHERE, flag, option
 from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import FindLinks, MinimumRecord, Offline, Signed, VariantName
@@ -142,7 +142,7 @@ def _subject(
 
             return subject_of_model(read_model(name, proof), name)
         case "manifest":
-            return subject_of_manifest(*read_run(name, progress))
+            return subject_of_manifest(*import_record(name, progress))
         case "image":
             from envbuild.local.subject import side_of_named
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from envbuild.cli.arguments import base_of, read_run, report_changes
+from envbuild.cli.arguments import base_of, import_record, report_changes
 from envbuild.cli.command import ADVANCED, WHAT, WHERE, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, FactOptions, LockOptions, Manifest
@@ -16,7 +16,7 @@ from envbuild.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from envbuild.lock.model import Target
-    from envbuild.lock.run import LockedRun, Options
+    from envbuild.lock.run import LockResult, Options
     from envbuild.manifest.model import TrainingManifest
     from envbuild.match.stack import Stack
 
@@ -54,13 +54,13 @@ def run(
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
     with Progress() as progress:
-        had = read_run(manifest, progress, record)[2]
+        had = import_record(manifest, progress, record)[2]
         stack, base_glibc = _decide(had, locks, platform)
         options = Options(
             cache=cache_folder(),
             resolver=locks.resolver,
             settings=read_settings(locks.find_links or (), offline=locks.offline),
-            build=locks.build,
+            build_from_source=locks.build,
             upgrade=tuple(upgrade_package or ()),
             extras=tuple(extra or ()),
             raise_glibc=base is None and glibc is None,
@@ -113,12 +113,12 @@ def _lock(
     progress: Progress,
     *,
     identical: bool,
-) -> "LockedRun":
+) -> "LockResult":
     """Lock, compare with the lock that exists, fetch for --download, and write the lock."""
-    from envbuild.lock.formats import read_held, write_lock
+    from envbuild.lock.formats import read_existing_lock, write_lock
     from envbuild.lock.run import lock_stack, refuse_changed
 
-    held = read_held(out)
+    held = read_existing_lock(out)
     as_of = f", as of {stack.gaps.before}" if stack.gaps and stack.gaps.before else ""
     progress.step(f"locking {counted(len(stack.requirements), 'distribution')} with {options.resolver}{as_of}")
     locked = lock_stack(stack, target, had, options)
@@ -154,7 +154,7 @@ def _decide(manifest: "TrainingManifest", locks: LockOptions, platform: str | No
         cuda_source=locks.cuda_source,
         overrides=overrides,
         machine=platform,
-        exclude_newer=locks.exclude_newer,
+        as_of=locks.exclude_newer,
         drop=locks.drop or (),
     )
     return stack, profiles.glibc_of(stack.base)
@@ -177,21 +177,21 @@ def _target(
     return found.target
 
 
-def _download(folder: Path, locked: "LockedRun", options: "Options", progress: Progress) -> "LockedRun":
+def _download(folder: Path, locked: "LockResult", options: "Options", progress: Progress) -> "LockResult":
     from envbuild.lock.download import fetch
     from envbuild.lock.formats import write_wheelhouse
-    from envbuild.lock.run import confirm
+    from envbuild.lock.run import verify_files
 
     wheels = locked.lock.wheels
     progress.step(f"putting {counted(len(wheels), 'wheel')} into {folder}")
     files = fetch(wheels, options.cache, reporter=progress, settings=options.settings)
     fetched = {wheel.sha256: path for wheel, path in files}
-    confirmed = confirm(locked, options.cache)
+    confirmed = verify_files(locked, options.cache)
     write_wheelhouse(folder, fetched, wheels)
     return confirmed
 
 
-def _result(locked: "LockedRun", out: Path, started: float) -> dict[str, Any]:
+def _result(locked: "LockResult", out: Path, started: float) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {

@@ -1,4 +1,4 @@
-"""The options that several commands have in common, and the order that those of from-manifest and serve make."""
+"""The options that several commands have in common, and the build request that from-manifest and serve make of them."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.build.cloud_plan import CloudBuild
-    from envbuild.build.order import Order
+    from envbuild.build.request import BuildRequest
     from envbuild.oci.reference import Reference
 
 VariantName = Literal["auto", "gpu", "cpu"]
@@ -121,7 +121,9 @@ class ImageOptions:
         WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
     )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
-    signed: Signed = None
+    signed: str | None = option(
+        HOW, "With --sign, continue this public key's records too. To serve, the stamp must be signed by it.", "KEY"
+    )
     minimum_record: MinimumRecord = None
     bytecode: bool | None = option(
         HOW, "Compile modules: larger, and starts faster; by default to serve.", None, "--bytecode/--no-bytecode",
@@ -171,12 +173,12 @@ class CloudOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderOptions:
+class BuildOptions:
     """All options that decide the image of a run."""
 
     image: ImageOptions
     locks: LockOptions
-    record: FactOptions
+    facts: FactOptions
     builder: BuilderOptions = field(default_factory=BuilderOptions)
     cloud: CloudOptions = field(default_factory=CloudOptions)
 
@@ -204,16 +206,16 @@ class OrderOptions:
         else:
             cloud_build(self.cloud, chosen=False)
 
-    def order(self, name: str, data: bytes) -> "Order":
-        """Make the order for a manifest; UsageError for options that make none."""
+    def build_request(self, name: str, data: bytes) -> "BuildRequest":
+        """Make the build request for a manifest; UsageError for options that contradict each other."""
         from envbuild.attest.attach import AttestOptions
-        from envbuild.build.order import Order
+        from envbuild.build.request import BuildRequest
         from envbuild.files import cache_folder
         from envbuild.match.stack import pairs_of
 
         image, locks, builder = self.image, self.locks, self.builder
-        return Order(
-            manifest=data,
+        return BuildRequest(
+            manifest_bytes=data,
             manifest_name=name,
             variant=locks.variant,
             base=image.base,
@@ -225,7 +227,7 @@ class OrderOptions:
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
             resolver=locks.resolver,
-            exclude_newer=locks.exclude_newer,
+            as_of=locks.exclude_newer,
             out=Path(image.out),
             templates=Path(builder.template) if builder.template else None,
             builder=builder.builder,
@@ -241,7 +243,7 @@ class OrderOptions:
             cache=cache_folder(),
             require_identical=locks.require_identical,
             import_check=image.import_check,
-            build=locks.build,
+            build_from_source=locks.build,
             find_links=tuple(locks.find_links or ()),
             offline=locks.offline,
             remote_cache=not image.no_remote_cache,

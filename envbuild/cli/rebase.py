@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envbuild.cli.arguments import base_named_by, base_of, check_place, machine_of, read_lock
+from envbuild.cli.arguments import base_named_by, base_of, check_place, parse_platform, read_lock
 from envbuild.cli.command import WHAT, WHERE, grouped, option, what_option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import AsJson, CreateRepository, Platform, read_reference, repository
@@ -41,7 +41,7 @@ def run(
     if create_repository and push is None:
         todo = "give --push REPO too, or leave it out"
         raise UsageError("the image's own repository exists", where="--create-repository", todo=todo)
-    source, machine = _image(image), machine_of(platform)
+    source, machine = _image(image), parse_platform(platform)
     target = repository(push, "--push") if push is not None else replace(source, tag=None, digest=None)
     locked = read_lock(lock) if lock else None
     with Progress() as progress:
@@ -81,7 +81,7 @@ def _pushed(rebased: "Rebased", source: "Reference", target: "Reference", progre
         tags=(environment_tag(environment),) if environment and target.name == source.name else (),
         report=progress,
     )
-    progress.note(f"{done.uploaded / 1e6:.1f} MB sent, {done.existing / 1e6:.1f} MB were there")
+    progress.note(f"{done.uploaded / 1e6:.1f} MB sent, {done.not_sent / 1e6:.1f} MB were there")
     return {
         "image": str(done.reference),
         "digest": str(done.reference.digest),

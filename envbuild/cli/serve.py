@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envbuild.cli.arguments import read_run
+from envbuild.cli.arguments import import_record
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, one_line
-from envbuild.cli.options import FactOptions, ImageOptions, LockOptions, OrderOptions, check_not_empty
+from envbuild.cli.options import BuildOptions, FactOptions, ImageOptions, LockOptions, check_not_empty
 from envbuild.cli.summary import (
     plan_lines,
     report_result,
@@ -71,10 +71,10 @@ def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: Lock
     (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
     """
     with Progress() as progress:
-        make_serving_image(model, serving, OrderOptions(image=image, locks=locks, record=record), progress)
+        make_serving_image(model, serving, BuildOptions(image=image, locks=locks, facts=record), progress)
 
 
-def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions, progress: Progress) -> None:
+def make_serving_image(model: str, serving: ServeOptions, options: BuildOptions, progress: Progress) -> None:
     """Make the image and print the result, or the plan."""
     from envbuild.serve.build import check_serving, serve
     from envbuild.serve.origin import find_start
@@ -89,7 +89,7 @@ def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions,
         return
     served = serve(order, progress, datetime.now(UTC))
     if served.stamped:
-        progress.step(f"stamped {order.order.stamp}")
+        progress.step(f"stamped {order.build_request.stamp}")
         progress.note(f"record {served.stamped}")
     for line in serving_summary(served, time.monotonic() - started):
         progress.note(line)
@@ -98,8 +98,8 @@ def make_serving_image(model: str, serving: ServeOptions, options: OrderOptions,
     typer.echo(json.dumps(value, indent=2) if as_json else serving_reference(served))
 
 
-def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: Progress) -> "ServeOrder":
-    """Check the options, read the target if it is a manifest, and make the order; UsageError, ManifestError."""
+def _order(target: str, serving: ServeOptions, options: BuildOptions, progress: Progress) -> "ServeOrder":
+    """Check the options, read the target if it is a manifest, and make the serve order; UsageError, ManifestError."""
     from envbuild.serve.model import ServeOrder
 
     options.check()
@@ -112,15 +112,15 @@ def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: 
     model = _model(target, options)
     name, data = model or "", b""
     if model is None:
-        name, data, _ = read_run(target if target == "-" else kind_of(target)[1], progress, options.record)
+        name, data, _ = import_record(target if target == "-" else kind_of(target)[1], progress, options.facts)
     _check_stamp(model, serving, options.image)
     if serving.parent_key is not None:
         _check_parent_key(model, serving.parent_key)
-    order = options.order(name, data)
+    request = options.build_request(name, data)
     image = options.image
     stamp = None if serving.no_stamp else model or image.stamp
     return ServeOrder(
-        order=replace(order, stamp=stamp, bytecode=image.bytecode is not False),
+        build_request=replace(request, stamp=stamp, bytecode=image.bytecode is not False),
         model=model,
         extras=tuple(serving.extra or ()),
         server=serving.server,
@@ -136,9 +136,9 @@ def _order(target: str, serving: ServeOptions, options: OrderOptions, progress: 
     )
 
 
-def _model(target: str, options: OrderOptions) -> str | None:
+def _model(target: str, options: BuildOptions) -> str | None:
     """Return the model's name; None for a manifest or another tool's record; UsageError for all else."""
-    record, locks = options.record, options.locks
+    record, locks = options.facts, options.locks
     if target == "-" or record.kind:
         return None
     kind, name = kind_of(target)

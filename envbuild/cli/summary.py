@@ -14,7 +14,7 @@ from envbuild.cli.console import err, printable
 from envbuild.errors import EnvbuildError, counted
 
 if TYPE_CHECKING:
-    from envbuild.build.order import Outcome, Part
+    from envbuild.build.request import BuildResult, PlatformImage
     from envbuild.oci.image import Layer
     from envbuild.registry.push import PushResult
     from envbuild.serve.model import ServeOrder, ServeResult
@@ -39,21 +39,21 @@ _NAME = 70
 """Characters of a layer's packages at most."""
 
 
-def summary(outcome: "Outcome", seconds: float) -> Iterator[str]:
+def summary(result: "BuildResult", seconds: float) -> Iterator[str]:
     """Yield a line for each of our layers: size, where it was found, how it came to the registry; then the totals."""
-    for part in outcome.parts:
-        yield from _part_lines(part, several=len(outcome.parts) > 1)
-    sent = f"{decimal(outcome.pushed.uploaded)} sent to the registry, " if outcome.pushed else ""
-    loaded = f"{decimal(outcome.loaded.sent)} to the engine, " if outcome.loaded else ""
+    for image in result.images:
+        yield from _image_lines(image, several=len(result.images) > 1)
+    sent = f"{decimal(result.pushed.uploaded)} sent to the registry, " if result.pushed else ""
+    loaded = f"{decimal(result.loaded.sent)} to the engine, " if result.loaded else ""
     yield f"{sent}{loaded}{seconds:.1f} s"
 
 
-def _part_lines(part: "Part", *, several: bool) -> Iterator[str]:
-    layers = part.assembled.image.layers
-    ours = layers[len(layers) - len(part.assembled.results) :] if part.assembled.results else ()
+def _image_lines(image: "PlatformImage", *, several: bool) -> Iterator[str]:
+    layers = image.image.layers
+    ours = layers[len(layers) - len(image.assembled.results) :] if image.assembled.results else ()
     for layer in ours:
-        yield _line(layer, part.pushed)
-    platform = f"{part.platform}: " if several else ""
+        yield _line(layer, image.pushed)
+    platform = f"{image.platform}: " if several else ""
     size = decimal(sum(layer.descriptor.size for layer in layers))
     made = sum(not layer.found for layer in ours or layers)
     base = sum(_layer_source(layer) == "base" for layer in layers)
@@ -75,38 +75,38 @@ def _line(layer: "Layer", pushed: "PushResult | None") -> str:
     return f"{decimal(layer.descriptor.size):>9}  {', '.join(filter(None, (_layer_source(layer), sent))):<24}  {short}"
 
 
-def reference(outcome: "Outcome") -> str:
+def reference(result: "BuildResult") -> str:
     """Return the image's reference in the registry, else its id in the engine, else its file or folder."""
-    if outcome.image:
-        return str(outcome.image)
-    return outcome.loaded.id if outcome.loaded else f"{outcome.archive or outcome.layout}@{outcome.digest}"
+    if result.reference:
+        return str(result.reference)
+    return result.loaded.id if result.loaded else f"{result.archive or result.layout}@{result.digest}"
 
 
-def result(outcome: "Outcome", seconds: float) -> dict[str, Any]:
-    """Return the result as --json prints it; of several platforms each has its own part."""
+def result_values(result: "BuildResult", seconds: float) -> dict[str, Any]:
+    """Return the result as --json prints it; each of several platforms has its own values."""
     values: dict[str, Any] = {
-        "digest": str(outcome.digest),
-        "image": str(outcome.image) if outcome.image else None,
-        "layout": str(outcome.layout) if outcome.layout else None,
-        "archive": str(outcome.archive) if outcome.archive else None,
-        "loaded": outcome.loaded.id if outcome.loaded else None,
-        "stamped": outcome.stamped,
+        "digest": str(result.digest),
+        "image": str(result.reference) if result.reference else None,
+        "layout": str(result.layout) if result.layout else None,
+        "archive": str(result.archive) if result.archive else None,
+        "loaded": result.loaded.id if result.loaded else None,
+        "stamped": result.stamp_record,
         "seconds": round(seconds, 3),
     }
-    parts = {part.platform: _part_result(part) for part in outcome.parts}
-    return values | (next(iter(parts.values())) if len(parts) == 1 else {"platforms": parts})
+    images = {image.platform: _image_values(image) for image in result.images}
+    return values | (next(iter(images.values())) if len(images) == 1 else {"platforms": images})
 
 
-def _part_result(part: "Part") -> dict[str, Any]:
-    layers = part.assembled.image.layers
+def _image_values(image: "PlatformImage") -> dict[str, Any]:
+    layers = image.image.layers
     return {
-        "environment": str(part.recipe.environment),
+        "environment": str(image.recipe.environment),
         "layers": [_layer_result(layer) for layer in layers],
-        "identity": part.proof.to_dict(),
-        "overrides": dict(part.plan.stack.overrides),
-        "added": [f"{it.name}=={it.version}" for it in part.proof.those("added")],
-        "dropped": list(part.lock.dropped),
-        "imports": part.imports.to_dict() if part.imports else None,
+        "identity": image.proof.to_dict(),
+        "overrides": dict(image.plan.stack.overrides),
+        "added": [f"{it.name}=={it.version}" for it in image.proof.with_outcome("added")],
+        "dropped": list(image.lock.dropped),
+        "imports": image.imports.to_dict() if image.imports else None,
     }
 
 
@@ -121,7 +121,7 @@ def _layer_result(layer: "Layer") -> dict[str, Any]:
 
 def serving_plan(order: "ServeOrder", start: "Start") -> dict[str, Any]:
     """Return the plan of a serving image, before anything is pulled or built."""
-    where = order.order
+    where = order.build_request
     return {
         "parent": start.image.image if start.image else None,
         "variant": start.variant,

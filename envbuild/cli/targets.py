@@ -9,7 +9,7 @@ from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from envbuild.cli.arguments import read_lock, read_run
+from envbuild.cli.arguments import import_record, read_lock
 from envbuild.cli.capture import other_environment
 from envbuild.cli.console import Progress, one_line
 from envbuild.errors import UsageError
@@ -132,7 +132,7 @@ class TargetReader:
             case "manifest":
                 from envbuild.verify.sources import side_of_manifest
 
-                manifest = read_run(name, self.progress)[2]
+                manifest = import_record(name, self.progress)[2]
                 return Target(side=side_of_manifest(manifest, name), manifest=manifest)
             case "lock":
                 from envbuild.verify.sources import side_of_lock

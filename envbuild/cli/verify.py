@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from envbuild.cli.arguments import base_named_by, base_of, machine_of, read_lock, read_run
+from envbuild.cli.arguments import base_named_by, base_of, import_record, parse_platform, read_lock
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, CudaSource, MinimumRecord, Platform, Set, Signed
@@ -113,7 +113,7 @@ def run(
             more = {"image": targets[0], "digest": str(image.found_as or image.digest)}
         elif options.golden or not (keys and [kind_of(it)[0] for it in targets] == ["image"]):
             with ExitStack() as stack:
-                machine, python = machine_of(options.platform), options.python
+                machine, python = parse_platform(options.platform), options.python
                 reader = TargetReader(machine=machine, python=python, stack=stack, progress=progress, proof=proof)
                 found, failure = _findings(targets, reader, options)
         references = references_of(targets)
@@ -207,7 +207,7 @@ def _lock_findings(
     locked, settings = read_lock(lock), read_settings()
     run = None
     if options.manifest is not None:
-        record, data, _ = read_run(options.manifest, progress)
+        record, data, _ = import_record(options.manifest, progress)
         overrides = pairs_of(options.set_ or ())
         run = Run(manifest=data, name=record, cuda_source=options.cuda_source, overrides=overrides)
     name = kind_of(image)[1]

@@ -11,8 +11,8 @@ import shutil
 import ssl
 import subprocess
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +30,11 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, without_credentials
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
+from envbuild.process import running
 from envbuild.report import Reporter
 
 if TYPE_CHECKING:
     import docker
-
-Process = Callable[..., AbstractContextManager["subprocess.Popen[bytes]"]]
-"""Starts a program, and ends it when the block ends."""
 
 BASE = "envbuild-base"
 """The name of a base in the engine while a build uses it; no registry needs to have it."""
@@ -135,8 +133,13 @@ def find_client(path: str | None = None) -> Client | None:
     """
     folders = (path or os.environ.get("PATH", "")).split(os.pathsep)
     commands = (shutil.which("docker", path=folder) for folder in folders if folder)
-    resolved = dict.fromkeys(str(Path(it).resolve()) for it in commands if it)
-    clients = [client for it in resolved if (client := _client_at(it))]
+    clients = []
+    for command in dict.fromkeys(str(Path(it).resolve()) for it in commands if it):
+        # No version: podman's stand-in, or a command that does not run.
+        if version := re.match(r"Docker version (\d+)\.", _output(command, "--version")):
+            buildx = bool(_output(command, "buildx", "version"))
+            if buildx or 18 <= int(version[1]) < 23:
+                clients.append(Client(path=command, buildx=buildx))
     return next((client for client in clients if client.buildx), None) or next(iter(clients), None)
 
 
@@ -197,9 +200,7 @@ def loaded_base(client: "docker.DockerClient", image: Image, report: Reporter) -
 
 
 @contextmanager
-def built(
-    client: "docker.DockerClient", request: Request, report: Reporter, *, buildkit: Client, running: Process
-) -> Iterator[Built]:
+def built(client: "docker.DockerClient", request: Request, report: Reporter, *, buildkit: Client) -> Iterator[Built]:
     """Build by BuildKit; yield the image, which loses its temporary name when the block ends.
 
     BuildError when a step fails, MissingComponentError when the engine stops answering.
@@ -208,9 +209,11 @@ def built(
     command = [buildkit.path, "build", "--tag", tag, *_options(request)]
     try:
         try:
-            _run(buildkit, command, Transcript(request, report), running)
+            _run(buildkit, command, Transcript(request, report))
         except BuildError as error:
-            if _is_dead(client):  # which the docker command reports as a failed step
+            try:
+                client.ping()
+            except (DockerException, RequestException):  # which the docker command reports as a failed step
                 what = "the engine stopped answering during the build"
                 raise MissingComponentError(what, where="container engine", todo=AGAIN) from error
             raise
@@ -224,14 +227,6 @@ def built(
         _remove(client, tag)
 
 
-def _is_dead(client: "docker.DockerClient") -> bool:
-    try:
-        client.ping()
-    except (DockerException, RequestException):
-        return True
-    return False
-
-
 def _remove(client: "docker.DockerClient", name: str) -> None:
     """Remove a name, and the image with its last name; an engine that died has lost both."""
     with suppress(DockerException, RequestException):
@@ -239,13 +234,13 @@ def _remove(client: "docker.DockerClient", name: str) -> None:
 
 
 def build_remotely(
-    client: Client, request: Request, name: str, builder: str, transcript: Transcript, running: Process, metadata: Path
+    client: Client, request: Request, name: str, builder: str, transcript: Transcript, metadata: Path
 ) -> None:
     """Build by a builder of buildx, which pushes the image to `name` by digest and writes the digest to `metadata`."""
     output = f"type=image,name={name},push=true,push-by-digest=true,oci-mediatypes=true"
     options = ["--builder", builder, "--output", output, "--metadata-file", str(metadata), "--platform"]
     command = [client.path, "buildx", "build", *options, request.platform, *_options(request)]
-    _run(client, command, transcript, running)
+    _run(client, command, transcript)
 
 
 def _options(request: Request) -> list[str]:
@@ -258,7 +253,7 @@ def _options(request: Request) -> list[str]:
     return ["--progress=plain", file, *network, *arguments, *proxies, *mounts, str(request.context)]
 
 
-def _run(client: Client, command: list[str], transcript: Transcript, running: Process) -> None:
+def _run(client: Client, command: list[str], transcript: Transcript) -> None:
     """Run a build, and read its plain progress (BuildKit, util/progress/progressui)."""
     # No other builder than the engine's own, and no attestations, which would turn images into indexes.
     environment = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
@@ -282,14 +277,6 @@ def _run(client: Client, command: list[str], transcript: Transcript, running: Pr
                 transcript.begin(match[1], match[3])
         if process.wait():
             raise transcript.failure(reason or f"{client.path} ended with {process.returncode}", failed_step)
-
-
-def _client_at(path: str) -> Client | None:
-    version = re.match(r"Docker version (\d+)\.", _output(path, "--version"))
-    if version is None:
-        return None  # podman's stand-in, or a command that does not run
-    buildx = bool(_output(path, "buildx", "version"))
-    return Client(path=path, buildx=buildx) if buildx or 18 <= int(version[1]) < 23 else None
 
 
 def _output(*command: str) -> str:

@@ -7,6 +7,7 @@ import re
 import secrets
 import tarfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -188,28 +189,28 @@ class ContainerResult:
 def run_file(
     client: docker.DockerClient,
     image: LocalImage,
-    script: str,
+    program: str,
     arguments: Sequence[str],
     *,
     python: str | None,
-    heard: Callable[[str], None],
-    beside: Mapping[str, bytes | Path] = _NOTHING,
+    on_line: Callable[[str], None],
+    files: Mapping[str, bytes | Path] = _NOTHING,
     seconds: float | None = None,
 ) -> ContainerResult:
-    """Run a file by the image's Python with `--out FILE` and arguments; `heard` gets the lines that it prints.
+    """Run a program by the image's Python with `--out FILE` and arguments; `on_line` gets each line that it prints.
 
-    It runs as the image's user, confined, without the image's entry point. The files of `beside` are copied to its
-    folder under these names. After `seconds` it is killed. UsageError if the image has no Python.
+    It runs as the image's user, confined, without the image's entry point; `files` are copied to its folder under
+    these names. After `seconds` it is killed. UsageError if the image has no Python.
     """
     interpreter = python or _find_python(client, image)
     command = [f"{_FOLDER}/capture.py", "--out", _OUT, *arguments]
     with _created(client, image.id, entrypoint=[interpreter], command=command) as container:
-        files = {"capture.py": script.encode(), **beside}
+        files = {"capture.py": program.encode(), **files}
         container.put_archive(_FOLDER, tar_stream(files, {**dict.fromkeys(parents(files), 0o755), "out": 0o777}))
         with _ended_after(seconds, container) as ended:
             with _started(client, container, f"--image {image.reference}", interpreter) as printed:
                 for line in _lines(printed):
-                    heard(line)
+                    on_line(line)
             code = int(container.wait(timeout=None)["StatusCode"])
         return ContainerResult(code, _read(container, _OUT), late=ended.is_set())
 
@@ -372,17 +373,16 @@ def image_environment(
 
     ManifestError if that Python cannot capture.
     """
-    lines: list[str] = []
+    lines = deque[str](maxlen=100)
 
     def add_line(line: str) -> None:
         lines.append(line[:1000])
-        del lines[:-100]
         report.note(line)
 
     with connected("run in the image itself what `envbuild capture --script` prints") as client:
         image = find_image(client, reference, report)
         report.step(f"Capturing in a container of {reference}")
-        container = run_file(client, image, script(), arguments, python=python, heard=add_line)
+        container = run_file(client, image, script(), arguments, python=python, on_line=add_line)
     where = f"--image {image.reference}"
     if container.result is not None:
         read_manifest(container.result, where)  # the image is untrusted

@@ -290,11 +290,10 @@ class _Saved:
             digest, size = _hashed(plain)
             return Layer(Descriptor(LAYER_TAR, digest, size), digest, _raise_absent)
         path = self.folder / f"{len(self.layers)}.tar.gz"
-        with path.open("w+b") as target:
+        with _HashedFile(path) as target:
             with gzip.GzipFile(fileobj=target, filename="", mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
                 diff_id, _ = _hashed(plain, packed)
-            target.seek(0)
-            digest = Digest(hashlib.file_digest(target, "sha256").hexdigest())
+            digest = Digest(target.hasher.hexdigest())
         descriptor = Descriptor(LAYER_GZIP, digest, path.stat().st_size)
         return Layer(descriptor, diff_id, lambda: path.open("rb"), path=path)
 
@@ -310,6 +309,18 @@ class _Saved:
             what = "the engine's archive of the image is incomplete"
             raise BuildError(what, where="container engine", todo=_TODO) from error
         return Image(manifest_bytes(config, layers, {}), config, layers)
+
+
+class _HashedFile(io.BufferedWriter):
+    """A new file whose bytes are hashed as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self.hasher = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        self.hasher.update(data)
+        return super().write(data)
 
 
 def _hashed(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = None) -> tuple[Digest, int]:

@@ -1,13 +1,13 @@
 """The assembler: makes layers in parallel, then config and manifest."""
 
 import struct
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from envbuild.image.bytecode.compiler import Interpreter, Store, Tally
+from envbuild.image.bytecode.compiler import Compiling, Tally
 from envbuild.image.bytecode.layers import MOST_LAYERS as BYTECODE_LAYERS
 from envbuild.image.bytecode.layers import Bytecode
 from envbuild.image.config import (
@@ -21,7 +21,8 @@ from envbuild.image.config import (
 )
 from envbuild.image.debian.layer import SystemLayer, packages_key, packages_line
 from envbuild.image.layers.cache import Decode, LayerCache
-from envbuild.image.layers.maker import Begun, LayerOrder, Made, Maker, OpenWheels, Wheels
+from envbuild.image.layers.helper import layer_files
+from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, find_overlaps, install_order, plan_layers
 from envbuild.image.layers.writer import LayerFile, LayerResult
 from envbuild.lock.model import LockedWheel
@@ -32,8 +33,6 @@ from envbuild.wheel.install import Fingerprint, from_text, suspects, to_text
 
 OVERLAPS_LINE = "paths that several packages share"
 """The history line of the layer with files that several wheels contain."""
-Report = Callable[[str, int, int], None]
-"""Receives a label, bytes done and bytes in total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,44 +51,16 @@ class Assembled:
     """Notes on system packages that were only unpacked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiling:
-    """The interpreter that compiles sources, and the store for bytecode."""
-
-    identity: str
-    """The identity of the base's interpreter: `Base.interpreter`."""
-    find: Callable[[], Interpreter]
-    """Gets the interpreter when something has to be compiled; BuildError if it cannot run."""
-    store: Store
-    told: Callable[[int], object] = lambda _count: None
-    """Receives the number of sources before they are compiled."""
-
-    def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
-        """Return the bytecode of an image."""
-        return Bytecode(
-            recipe=recipe,
-            identity=self.identity,
-            overlaps=overlaps,
-            find=self.find,
-            cache=cache,
-            store=self.store,
-            told=self.told,
-        )
+def look_up_layers(recipe: Recipe, cache: LayerCache) -> None:
+    """Look up at once what is known of the layers before a wheel is read."""
+    remarks = [_remarks_key(packages_key(recipe))] if recipe.packages else []
+    cache.prefetch([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Keys that the assembler will look up in the cache."""
-
-    layers: tuple[Digest, ...]
-    notes: tuple[Digest, ...]
-
-
-def cache_keys(recipe: Recipe) -> Keys:
-    """Return the keys that are known before a wheel is read."""
-    system = (packages_key(recipe),) if recipe.packages else ()
-    layers = (*system, *(plan.key for plan in plan_layers(recipe)), _environment(recipe).key, _checkup(recipe).key)
-    return Keys(layers=layers, notes=(_wheels_key(recipe), *map(_remarks_key, system)))
+def _plan_specs(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> list[LayerSpec]:
+    """Return the layers that the recipe alone decides, lowest first."""
+    packages = [_packages_spec(recipe, system, cache)] if recipe.packages else []
+    return [*packages, *map(wheels_spec, plan_layers(recipe)), _environment_spec(recipe), _checkup_spec(recipe)]
 
 
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
@@ -100,66 +71,49 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     plans, overlaps = plan_layers(recipe), find_overlap_note(recipe, cache)
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
     if overlaps is None:
-        known = kept_prints(plans, cache)
+        known = find_fingerprints(plans, cache)
         unknown = [wheel for wheel in recipe.wheels if wheel not in known]
         return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
     winners = [it.winner for it in overlaps] if overlaps and not cache.knows(_overlap_key(recipe, overlaps)) else []
-    sources = compiling.of(recipe, overlaps, cache).wheels_to_read() if compiling else ()
+    sources = Bytecode.of(recipe, overlaps, compiling, cache).wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
 
-def assemble(  # noqa: PLR0913, PLR0917 - the last five are optional
+def assemble(
     recipe: Recipe,
     base: Base,
     wheels: Wheels,
     cache: LayerCache,
-    report: Report,
-    made: Made = lambda _layer: None,
+    options: AssemblyOptions = DEFAULTS,
     compiling: Compiling | None = None,
-    proving: Container[Digest] = (),
     system: SystemLayer | None = None,
-    begun: Begun | None = None,
 ) -> Assembled:
     """Make the image of a recipe; WheelError or BuildError if a wheel is not fit for it.
 
-    Work on a layer begins as soon as its wheels are available. `made` receives each new layer as soon as it is written,
-    `begun` those that take long before that. The wheels of `wheels_to_read` are sufficient, unless the bytes of a layer
-    are requested that only the registry has. Wheels whose sha256 is in `proving` are compared with their RECORD as they
-    are read. `system` is required for a recipe with Debian packages.
+    Work on a layer begins as soon as its wheels are available. The wheels of `wheels_to_read` are sufficient, unless
+    the bytes of a layer are requested that only the registry has. `system` is required for a recipe with Debian
+    packages.
     """
-    plans = plan_layers(recipe)
-    own = [_system_layer(recipe, system, cache)] if recipe.packages and system else []
-    assert len(own) == bool(recipe.packages), "a recipe with packages is assembled with them"
-    check_depth(len(own) + len(plans) + 3 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
-    orders = [*own, *map(wheel_layer, plans), _environment(recipe), _checkup(recipe)]
-    progress = weight_progress(orders, report)
-    with Maker.working(recipe, cache, wheels, proving, begun) as maker:
-        layers = maker.layers(orders, progress, made)
-        if overlaps := shared_paths(recipe, plans, cache, maker.opened):
-            layers += maker.layers([overlap_layer(recipe, overlaps)], progress, made)
-        bytecode, tally = bytecode_layers(compiling.of(recipe, overlaps, cache), maker) if compiling else ((), None)
-        layers += maker.layers(bytecode, progress, made)
+    assert system or not recipe.packages, "a recipe with packages is assembled with them"
+    specs = _plan_specs(recipe, system, cache)
+    check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
+    with Maker(recipe, cache, wheels, options) as maker:
+        layers = maker.layers(specs)
+        if overlaps := detect_overlaps(recipe, cache, maker.opened):
+            layers += maker.layers([overlaps_spec(recipe, overlaps)])
+        tally = None
+        if compiling:
+            bytecode, tally = Bytecode.of(recipe, overlaps, compiling, cache).specs(maker.opened)
+            layers += maker.layers(bytecode)
     remarks_key = _remarks_key(packages_key(recipe)) if recipe.packages else None
     return Assembled(
         image=_join(recipe, base, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        verified_members=maker.opened.proven(),
+        verified_members=maker.opened.verified_members(),
         bytecode=tally,
-        remarks=(cache.find_note(remarks_key, _remark_lines) or ()) if remarks_key else (),
+        remarks=(cache.note_or_claim(remarks_key, _decode_remarks) or ()) if remarks_key else (),
     )
-
-
-def weight_progress(orders: Sequence[LayerOrder], report: Report) -> Callable[[int], None]:
-    """Return a callback that adds up the weights of finished layers and reports them."""
-    total, done = sum(order.weight for order in orders), 0
-
-    def add(weight: int) -> None:
-        nonlocal done
-        done += weight
-        report("assembling", done, total)
-
-    return add
 
 
 def _join(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
@@ -178,11 +132,9 @@ def find_difference(
     """
     overlaps = find_overlap_note(recipe, cache)
     slots = [
-        *([Slot(label=packages_line(recipe.packages), key=packages_key(recipe))] if recipe.packages else ()),
-        *(Slot(label=it.label, key=it.key) for it in plan_layers(recipe)),
-        *(Slot(label=it.label, key=it.key) for it in (_environment(recipe), _checkup(recipe))),
+        *(Slot(label=it.label, key=it.key) for it in _plan_specs(recipe, None, cache)),
         *overlap_slots(recipe, overlaps),
-        *(compiling.of(recipe, overlaps or (), cache).slots(known=overlaps is not None) if compiling else ()),
+        *(Bytecode.of(recipe, overlaps or (), compiling, cache).slots(known=overlaps is not None) if compiling else ()),
     ]
     return find_problem(image, base.image, slots, cache, partial(_join, recipe, base))
 
@@ -194,16 +146,15 @@ def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Sl
     return [Slot(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps))] if overlaps else []
 
 
-def shared_paths(
-    recipe: Recipe, plans: Sequence[LayerPlan], cache: LayerCache, opened: OpenWheels
-) -> Sequence[Overlap]:
+def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
     """Return the overlaps noted for these wheels, else find them in the directories of wheels that may overlap."""
+    plans = plan_layers(recipe)
     kept = find_overlap_note(recipe, cache)
     if kept is not None and not (why := _find_false_overlap(recipe, kept, cache, opened)):
         return kept
     if kept is not None:
         cache.ignore(_wheels_key(recipe), why)
-    prints = kept_prints(plans, cache)
+    prints = find_fingerprints(plans, cache)
     for plan in plans:
         if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
@@ -214,8 +165,8 @@ def shared_paths(
     def order() -> list[str]:  # reads the METADATA of every wheel
         return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
-    overlaps = find_overlaps(files, recipe.owned, order)
-    local = all(cache.noted(plan.paths, _prints_of(plan)) is not None for plan in plans)
+    overlaps = find_overlaps(files, recipe.owner_by_path, order)
+    local = all(cache.local_note(plan.paths, _prints_of(plan)) is not None for plan in plans)
     cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
     return overlaps
 
@@ -229,12 +180,12 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
     return next(absent, "")
 
 
-def kept_prints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
+def find_fingerprints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """Return the noted fingerprints of wheels; no wheel is read."""
-    cache.look_up((), [plan.paths for plan in plans])
+    cache.prefetch((), [plan.paths for plan in plans])
     prints: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        prints |= cache.find_note(plan.paths, _prints_of(plan)) or {}
+        prints |= cache.note_or_claim(plan.paths, _prints_of(plan)) or {}
     return prints
 
 
@@ -264,7 +215,7 @@ def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None
                 raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
         return overlaps
 
-    return cache.find_note(_wheels_key(recipe), decode)
+    return cache.note_or_claim(_wheels_key(recipe), decode)
 
 
 def _wheels_key(recipe: Recipe) -> Digest:
@@ -279,27 +230,28 @@ def _overlap_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:
     return Digest.of(canonical_json(value))
 
 
-def _environment(recipe: Recipe) -> LayerOrder:
+def _environment_spec(recipe: Recipe) -> LayerSpec:
     files, links = environment_files(recipe)
     value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python]
     key = Digest.of(canonical_json(["environment", value]))
-    return LayerOrder(label="virtual environment", key=key, files=lambda _: files, links=links)
+    return LayerSpec(label="virtual environment", key=key, files=lambda _: files, links=links)
 
 
-def _checkup(recipe: Recipe) -> LayerOrder:
+def _checkup_spec(recipe: Recipe) -> LayerSpec:
     files = checkup_files(recipe)
     contents = [str(Digest.of(it.file.source)) for it in files if isinstance(it.file.source, bytes)]
     key = Digest.of(canonical_json(["checkup", recipe.layer_format, recipe.prefix, contents]))
-    return LayerOrder(label=CHECK_LINE, key=key, files=lambda _: files)
+    return LayerSpec(label=CHECK_LINE, key=key, files=lambda _: files)
 
 
-def _system_layer(recipe: Recipe, system: SystemLayer, cache: LayerCache) -> LayerOrder:
+def _packages_spec(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> LayerSpec:
     key = packages_key(recipe)
 
     def write(sink: BinaryIO, pool: Executor) -> LayerResult:
+        assert system
         return system.write(recipe.packages, sink, pool, partial(cache.note, _remarks_key(key)))
 
-    return LayerOrder(
+    return LayerSpec(
         label=packages_line(recipe.packages),
         key=key,
         files=lambda _: (),
@@ -312,25 +264,25 @@ def _remarks_key(key: Digest) -> Digest:
     return Digest.of(canonical_json(["remarks on", str(key)]))
 
 
-def _remark_lines(value: Any) -> tuple[str, ...]:
+def _decode_remarks(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(it, str) and it.isprintable() for it in value):
         raise ValueError("remarks on packages have to be lines of text")
     return tuple(value)
 
 
-def wheel_layer(plan: LayerPlan) -> LayerOrder:
-    """Return the order for the wheels of one plan."""
-    return LayerOrder(
+def wheels_spec(plan: LayerPlan) -> LayerSpec:
+    """Return the layer of one plan's wheels."""
+    return LayerSpec(
         label=plan.label,
         key=plan.key,
-        files=lambda opened: opened.layer_files(plan.wheels),
+        files=lambda opened: layer_files(opened[wheel] for wheel in plan.wheels),
         weight=sum(wheel.size for wheel in plan.wheels),
         wheels=plan.wheels,
     )
 
 
-def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
-    """Return the order for the top layer with the winners of overlapping paths.
+def overlaps_spec(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerSpec:
+    """Return the top layer with the winners of overlapping paths.
 
     It lies on top because the layers are ordered by size, and not as pip installs the wheels.
     """
@@ -341,22 +293,4 @@ def overlap_layer(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerOrder:
             LayerFile(next(file for file in wheel.files if file.path == path), wheel.archive) for path, wheel in pairs
         ]
 
-    return LayerOrder(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps), files=files)
-
-
-def bytecode_layers(bytecode: Bytecode, maker: Maker) -> tuple[Sequence[LayerOrder], Tally]:
-    """Return the orders for the layers of bytecode that are not empty; compiles what is not cached."""
-    possible = bytecode.possible_layers()
-    maker.cache.look_up([it.key for it in possible], [it.contents for it in possible])
-    layers, tally = bytecode.layers(maker.opened)
-    orders = [
-        LayerOrder(
-            label=layer.label,
-            key=layer.key,
-            files=partial(bytecode.files, layer),
-            prefix=layer.prefix,
-            compress=True,
-        )
-        for layer in layers
-    ]
-    return orders, tally
+    return LayerSpec(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps), files=files)

@@ -3,49 +3,49 @@
 Of the parent only the few bytes of its virtual environment's own files are read, and nothing is changed.
 """
 
-import io
 import json
 import posixpath
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 from envbuild.check import LIST, PROGRAM
 from envbuild.errors import BuildError
 from envbuild.image.assembler import (
     Assembled,
-    Compiling,
-    Report,
+    detect_overlaps,
+    find_fingerprints,
     find_overlap_note,
-    kept_prints,
-    overlap_layer,
     overlap_slots,
-    shared_paths,
-    weight_progress,
-    wheel_layer,
+    overlaps_spec,
+    wheels_spec,
 )
-from envbuild.image.child_bytecode import ChildBytecode
+from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
+from envbuild.image.bytecode.layers import MOST_LAYERS, Bytecode, BytecodeLayer, plan_bytecode, plan_library
 from envbuild.image.config import (
     BASE_DIGEST,
     BASE_NAME,
     OURS,
     Slot,
     environment_files,
+    extend_config,
     find_problem,
     inner_config,
     whole_config,
 )
-from envbuild.image.content import Content, measured
+from envbuild.image.content import Content, ContentFile, HashedContent, hash_content
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import LayerOrder, Made, Maker, OpenWheels, Wheels
-from envbuild.image.layers.plan import LayerPlan, check_depth, plan_layers
+from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
+from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, plan_layers
 from envbuild.image.layers.writer import LayerFile
-from envbuild.image.rebase import ENVIRONMENT_LINE, named_base
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, STDLIB_WORDS, annotations_of, named_base
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
-from envbuild.recipe import PREFIX, Base, Recipe
+from envbuild.recipe import LAYER_FORMAT, PREFIX, Base, Recipe
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint
 
 _SMALL = 1 << 20
@@ -101,7 +101,7 @@ class Addition:
         return self.prefix != PREFIX
 
 
-def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
+def add_startup_check(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
     """Let the start-up check start a command, after a check of the added packages too.
 
     The list of added packages is a file beside the parent's list, which does not change.
@@ -113,16 +113,85 @@ def checked(addition: Addition, above: Lock, cmd: Sequence[str]) -> Addition:
     return replace(addition, entrypoint=entrypoint, cmd=tuple(cmd), contents=(*own, *addition.contents))
 
 
-@dataclass(frozen=True, slots=True)
-class _Clash:
-    """A path that the parent has with other content."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildBytecode:
+    """What gets bytecode, and the interpreter that compiles it.
 
-    path: str
-    owner: str
-    wheel: LockedWheel
+    The parent's packages get the same layers as in a build of the parent with bytecode: their keys are equal.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.path} of {self.wheel.name} {self.wheel.version} is in {self.owner} too"
+    compiling: Compiling
+    below: Recipe
+    """The parent's environment, on its own base; without wheels if the child has an environment of its own."""
+    above: Recipe
+    """What is added, with the parent as its base."""
+    lines: Collection[str]
+    """The history lines of the parent's layers, without the mark of envbuild's layers."""
+    cache: LayerCache
+
+    @property
+    def most(self) -> int:
+        """The largest number of layers, without those of contents."""
+        return MOST_LAYERS + (0 if self._has_packages else MOST_LAYERS)
+
+    def of_packages(self, before: Sequence[Overlap] = (), overlaps: Sequence[Overlap] = ()) -> Bytecode:
+        """Plan the bytecode of packages; `before` are the overlaps of the parent's wheels, `overlaps` those above."""
+        layers = list(plan_bytecode(self.above, self.compiling.identity, overlaps))
+        if not self._has_packages:
+            layers = [*plan_bytecode(self.below, self.compiling.identity, before), *layers]
+        if not any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS in line for line in self.lines):
+            layers = [*plan_library(self.below, self.compiling), *layers]
+        return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
+
+    def package_specs(self, overlaps: Sequence[Overlap], opened: OpenWheels) -> tuple[list[LayerSpec], Tally]:
+        """Return the layers of bytecode that are not empty; compiles and raises as `Bytecode.specs`."""
+        before = () if self._has_packages else detect_overlaps(self.below, self.cache, opened)
+        return self.of_packages(before, overlaps).specs(opened)
+
+    def package_slots(self, overlaps: Sequence[Overlap] | None) -> Iterator[Slot]:
+        """Yield the layers that `package_specs` makes or may make; `overlaps` is None if they are unknown."""
+        before = () if self._has_packages else find_overlap_note(self.below, self.cache)
+        known = before is not None and overlaps is not None
+        return self.of_packages(before or (), overlaps or ()).slots(known=known)
+
+    def of_contents(self, contents: Sequence[HashedContent]) -> Bytecode:
+        """Plan the bytecode of sources outside wheels; of a path that several contents have, the last one counts."""
+        last = {file.path: it for it in contents for file in it.files}
+        layers = [
+            BytecodeLayer(
+                label=f"{BYTECODE_LINE} of {it.line}",
+                key=parcel.key,
+                prefix=parcel.prefix,
+                parcels=(parcel,),
+                note="what is in the bytecode of content",
+            )
+            for it in contents
+            for parcel in _parcels([file for file in it.files if last[file.path] is it], self.compiling.identity)
+        ]
+        return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
+
+    @property
+    def _has_packages(self) -> bool:
+        return any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS not in line for line in self.lines)
+
+
+def _parcels(files: Sequence[ContentFile], identity: str) -> Iterator[Parcel]:
+    """Group the sources by the top folder of the root, as all files of a layer are below one folder."""
+    tops: dict[str, list[tuple[str, ContentFile]]] = {}
+    for file in files:
+        top, slash, path = file.path.partition("/")
+        # An import may look for the bytecode of such a path, and an archive of bytecode can hold it.
+        name, plain = path.rpartition("/")[2], path.isprintable() and "\\" not in path and ":" not in path
+        if slash and plain and name.endswith(".py") and name.removesuffix(".py").isidentifier():
+            tops.setdefault(f"/{top}", []).append((path, file))
+    for folder, sources in tops.items():
+        rows = [[path, file.digest.hex] for path, file in sources]
+        key = Digest.of(canonical_json(["bytecode of content", FORMAT, LAYER_FORMAT, identity, folder, rows]))
+        yield Parcel(key, folder, partial(_list_sources, sources))
+
+
+def _list_sources(files: Sequence[tuple[str, ContentFile]], _wheels: OpenWheels) -> list[Source]:
+    return [Source(path, file.read) for path, file in files]
 
 
 def assemble_child(
@@ -131,8 +200,7 @@ def assemble_child(
     addition: Addition,
     wheels: Wheels,
     cache: LayerCache,
-    report: Report,
-    made: Made = lambda _layer: None,
+    options: AssemblyOptions = DEFAULTS,
     compiling: Compiling | None = None,
 ) -> Assembled:
     """Make the child with the wheels of a lock above the parent's; equal inputs give equal bytes.
@@ -144,26 +212,25 @@ def assemble_child(
     """
     recipe = _recipe(parent, above, addition)
     plans = plan_layers(recipe)
-    own = [_environment(recipe)] if addition.apart else []
-    contents = [measured(it) for it in addition.contents]
-    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
+    own = [_environment_spec(recipe)] if addition.apart else []
+    contents = [hash_content(it) for it in addition.contents]
+    bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
     more = bytecode.most + len(contents) if bytecode else 0
     check_depth(len(plans) + len(own) + 1 + len(contents) + more, len(parent.image.layers))
-    orders, last = [*map(wheel_layer, plans), *own], [it.order for it in contents]
-    cache.look_up([it.key for it in (*orders, *last)])
-    with Maker.working(recipe, cache, wheels) as maker:
-        overlaps = shared_paths(recipe, plans, cache, maker.opened)
+    specs, last = [*map(wheels_spec, plans), *own], [it.spec for it in contents]
+    cache.prefetch([it.key for it in (*specs, *last)])
+    with Maker(recipe, cache, wheels, options) as maker:
+        overlaps = detect_overlaps(recipe, cache, maker.opened)
         remarks = _check_clashes(parent, addition, plans, cache, maker.opened)
-        shared = [overlap_layer(recipe, overlaps)] if overlaps else []
-        compiled, tally = bytecode.of_packages(overlaps, maker) if bytecode else ([], None)
-        on_top, more_tally = bytecode.of_contents(contents, cache) if bytecode else ([], None)
-        everything = [*orders, *shared, *compiled, *last, *on_top]
-        layers = maker.layers(everything, weight_progress([*orders, *last], report), made)
+        shared = [overlaps_spec(recipe, overlaps)] if overlaps else []
+        compiled, tally = bytecode.package_specs(overlaps, maker.opened) if bytecode else ([], None)
+        on_top, more_tally = bytecode.of_contents(contents).specs(maker.opened) if bytecode else ([], None)
+        layers = maker.layers([*specs, *shared, *compiled, *last, *on_top])
     return Assembled(
         image=_join(parent, addition, layers),
         overlaps=tuple(overlaps),
         results=maker.results,
-        verified_members=maker.opened.proven(),
+        verified_members=maker.opened.verified_members(),
         bytecode=tally + more_tally if tally and more_tally else None,
         remarks=remarks,
     )
@@ -172,8 +239,7 @@ def assemble_child(
 def _join(parent: Parent, addition: Addition, layers: Sequence[Layer]) -> Image:
     config = whole_config(parent.base, _inner(parent.base, addition), layers)
     everything = (*parent.image.layers, *layers)
-    value = json.loads(parent.image.manifest).get("annotations")
-    annotations = {key: text for key, text in value.items() if key != BASE_NAME} if isinstance(value, dict) else {}
+    annotations = {key: text for key, text in annotations_of(parent.image).items() if key != BASE_NAME}
     annotations |= ({BASE_NAME: parent.name} if parent.name else {}) | {BASE_DIGEST: str(parent.digest)}
     return Image(manifest_bytes(config, everything, annotations), config, everything)
 
@@ -189,15 +255,15 @@ def find_child_difference(
     """Describe how an existing child differs from the one that `assemble_child` makes of its layers; empty if equal."""
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
-    contents = [measured(it) for it in addition.contents]
-    bytecode = _bytecode(parent, above, addition, compiling) if compiling else None
-    orders = [*map(wheel_layer, plan_layers(recipe)), *([_environment(recipe)] if addition.apart else [])]
+    contents = [hash_content(it) for it in addition.contents]
+    bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
+    specs = [*map(wheels_spec, plan_layers(recipe)), *([_environment_spec(recipe)] if addition.apart else [])]
     slots = [
-        *(Slot(label=it.label, key=it.key) for it in orders),
+        *(Slot(label=it.label, key=it.key) for it in specs),
         *overlap_slots(recipe, overlaps),
-        *(bytecode.package_slots(overlaps, cache) if bytecode else ()),
+        *(bytecode.package_slots(overlaps) if bytecode else ()),
         *(Slot(label=it.line, key=it.key) for it in contents),
-        *(bytecode.content_slots(contents, cache) if bytecode else ()),
+        *(bytecode.of_contents(contents).slots() if bytecode else ()),
     ]
     return find_problem(image, parent.image, slots, cache, lambda layers: _join(parent, addition, layers))
 
@@ -208,11 +274,13 @@ def wheels_of_child(
     """Return the wheels that `assemble_child` probably needs: those of layers that are not cached."""
     plans = plan_layers(_recipe(parent, above, addition))
     lacking = [wheel for plan in plans if not cache.knows(plan.key) for wheel in plan.wheels]
-    sources = _bytecode(parent, above, addition, compiling).wheels_to_read(cache) if compiling else ()
+    sources = _bytecode(parent, above, addition, compiling, cache).of_packages().wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *sources)))
 
 
-def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compiling) -> ChildBytecode:
+def _bytecode(
+    parent: Parent, above: Lock, addition: Addition, compiling: Compiling, cache: LayerCache
+) -> ChildBytecode:
     """Return the child's bytecode; for an environment of its own, without the parent's packages."""
     base_digest = named_base(parent.image)[1]
     below = replace(
@@ -225,6 +293,7 @@ def _bytecode(parent: Parent, above: Lock, addition: Addition, compiling: Compil
         below=replace(below, wheels=()) if addition.apart else below,
         above=_recipe(parent, above, addition),
         lines=[layer.created_by.removeprefix(OURS) for layer in parent.image.layers],
+        cache=cache,
     )
 
 
@@ -252,18 +321,15 @@ def interpreter_of(image: Image) -> str:
     for layer in image.layers:
         if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
             with layer.open() as file:
-                data = file.read()
-            lines = (line.partition("=") for line in _member(data, f"{PREFIX}/pyvenv.cfg").splitlines())
-            return {key.strip(): text.strip() for key, _, text in lines}.get("executable", "")
+                data = BytesIO(file.read())
+            with tarfile.open(fileobj=data, mode="r:gz") as archive:
+                member = archive.extractfile(f"{PREFIX}/pyvenv.cfg".lstrip("/"))
+                lines = member.read().decode().splitlines() if member else []
+            pairs = (line.partition("=") for line in lines)
+            return {key.strip(): text.strip() for key, _, text in pairs}.get("executable", "")
     what = "the image has no layer with a pyvenv.cfg, so its interpreter is unknown"
     todo = "use an image that envbuild assembled, or build it from the manifest"
     raise BuildError(what, where=str(image.digest), todo=todo)
-
-
-def _member(layer: bytes, path: str) -> str:
-    with tarfile.open(fileobj=io.BytesIO(layer), mode="r:gz") as archive:
-        file = archive.extractfile(path.lstrip("/"))
-        return file.read().decode() if file else ""
 
 
 def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
@@ -274,13 +340,11 @@ def _recipe(parent: Parent, above: Lock, addition: Addition) -> Recipe:
         target=parent.lock.target,
         wheels=above.wheels,
         owners=above.owners,
-        variables=(),
-        labels=(),
         prefix=addition.prefix,
     )
 
 
-def _environment(recipe: Recipe) -> LayerOrder:
+def _environment_spec(recipe: Recipe) -> LayerSpec:
     """Return the files of an environment that sees its own packages first, and then the parent's."""
     files, links = environment_files(recipe)
     site = Scheme(prefix=PREFIX, python_minor=recipe.target.python_minor).site_packages
@@ -289,7 +353,7 @@ def _environment(recipe: Recipe) -> LayerOrder:
     files.append(LayerFile(InstalledFile(f"{site}/envbuild-parent.pth", executable=False, source=line.encode()), None))
     value = [recipe.layer_format, recipe.prefix, recipe.python_path, recipe.target.python, PREFIX]
     key = Digest.of(canonical_json(["environment above", value]))
-    return LayerOrder(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
+    return LayerSpec(label=f"{ENVIRONMENT_LINE} {recipe.prefix}", key=key, files=lambda _: files, links=links)
 
 
 def _check_clashes(
@@ -297,16 +361,16 @@ def _check_clashes(
 ) -> tuple[str, ...]:
     """Refuse wheels that would replace a file of the parent; return remarks on files that would hide one."""
     below = plan_layers(_below(parent))
-    theirs = kept_prints(below, cache)
+    theirs = find_fingerprints(below, cache)
     if not addition.apart:
         theirs |= {wheel: opened.fingerprint(wheel) for wheel in parent.lock.wheels if wheel not in theirs}
-    clashes = list(_clashes(theirs, kept_prints(plans, cache), opened))
+    clashes = dict(_find_clashes(theirs, find_fingerprints(plans, cache), opened))
     if addition.apart:
         site = Scheme(prefix=addition.prefix, python_minor=parent.lock.target.python_minor).site_packages
-        return tuple(f"{it}, and hides it" for it in clashes if it.path.startswith(f"{site}/"))
+        return tuple(f"{it}, and hides it" for it, path in clashes.items() if path.startswith(f"{site}/"))
     if clashes:
         more = [f"and {len(clashes) - _NAMED_CLASHES} more"] if len(clashes) > _NAMED_CLASHES else []
-        lines = ["files of the environment would be replaced:", *map(str, clashes[:_NAMED_CLASHES]), *more]
+        lines = ["files of the environment would be replaced:", *list(clashes)[:_NAMED_CLASHES], *more]
         todo = "leave that distribution out, or take another release of it"
         raise BuildError("\n  - ".join(lines), where=parent.name, todo=todo)
     return ()
@@ -316,9 +380,10 @@ def _below(parent: Parent) -> Recipe:
     return _recipe(parent, parent.lock, Addition())
 
 
-def _clashes(
+def _find_clashes(
     theirs: Mapping[LockedWheel, Fingerprint], ours: Mapping[LockedWheel, Fingerprint], opened: OpenWheels
-) -> Iterator[_Clash]:
+) -> Iterator[tuple[str, str]]:
+    """Yield a line for each path that the parent has with other content, and the path."""
     there = {path: (content, wheel.name) for wheel, rows in theirs.items() for path, content in rows.items()}
 
     def owner(rows: Fingerprint) -> str | None:
@@ -328,15 +393,12 @@ def _clashes(
     for wheel in (wheel for wheel, rows in ours.items() if owner(rows)):
         for file in opened[wheel].files:
             if name := owner(fingerprint([file])):
-                yield _Clash(file.path, name, wheel)
+                yield f"{file.path} of {wheel.name} {wheel.version} is in {name} too", file.path
 
 
 def _inner(base: Base, addition: Addition) -> dict[str, Any]:
     """Return the parent's config with the addition (OCI image-spec, config.md)."""
-    inner = inner_config(base)
-    variables = dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ()) | dict(addition.variables)
-    inner["Env"] = [f"{name}={text}" for name, text in variables.items()]
-    inner["Labels"] = dict(inner.get("Labels") or {}) | dict(addition.labels)
+    inner = extend_config(inner_config(base), dict(addition.variables), dict(addition.labels))
     if addition.entrypoint is not None:
         inner |= {"Entrypoint": list(addition.entrypoint), "Cmd": None}
     if addition.ports:

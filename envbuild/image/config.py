@@ -66,18 +66,26 @@ def annotations(recipe: Recipe) -> dict[str, str]:
 def config_bytes(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> bytes:
     """Serialise the config: the base's, with the environment's variables, labels, user and layers (config.md)."""
     inner = inner_config(base)
-    variables = dict(entry.partition("=")[::2] for entry in inner.get("Env") or [])
-    path = f"{recipe.prefix}/bin:{variables.get('PATH') or DEFAULT_PATH}"
-    variables |= {"PATH": path, "VIRTUAL_ENV": recipe.prefix, **dict(recipe.variables)}
-    inner["Env"] = [f"{name}={value}" for name, value in variables.items()]
-    inner["Labels"] = dict(inner.get("Labels") or {}) | dict(recipe.labels)
-    inner["User"] = recipe.user
+    path = f"{recipe.prefix}/bin:{variables_of(inner).get('PATH') or DEFAULT_PATH}"
+    variables = {"PATH": path, "VIRTUAL_ENV": recipe.prefix, **dict(recipe.variables)}
+    inner = extend_config(inner, variables, dict(recipe.labels)) | {"User": recipe.user}
     return whole_config(base, inner, layers)
 
 
 def inner_config(base: Base) -> dict[str, Any]:
     """Return the `config` object of the base's config; BaseError if it cannot be read."""
     return dict(_parse(base)["config"])
+
+
+def variables_of(inner: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables of a `config` object."""
+    return dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
+
+
+def extend_config(inner: dict[str, Any], variables: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return a `config` object with more environment variables and labels, which replace those of the same name."""
+    lines = [f"{name}={value}" for name, value in {**variables_of(inner), **variables}.items()]
+    return inner | {"Env": lines, "Labels": {**(inner.get("Labels") or {}), **labels}}
 
 
 def whole_config(base: Base, inner: Mapping[str, Any], layers: Sequence[Layer]) -> bytes:
@@ -144,11 +152,14 @@ def find_problem(
         for it, slot in zip(layers, filled, strict=True)
     ]
     expected = join(plain)
+    pairs = [("config", found.config, expected.config), ("manifest", found.manifest, expected.manifest)]
     try:
-        config = _difference("config", found.config, expected.config)
-        return config or _difference("manifest", found.manifest, expected.manifest)
+        for what, actual, wanted in pairs:
+            if actual != wanted:
+                return _first_difference(what, json.loads(actual), json.loads(wanted)) or f"its {what} has other bytes"
     except RecursionError:
         return "its config or manifest is nested too deeply"
+    return ""
 
 
 def _fill(layers: Sequence[Layer], slots: Sequence[Slot]) -> list[Slot] | str:
@@ -164,12 +175,6 @@ def _fill(layers: Sequence[Layer], slots: Sequence[Slot]) -> list[Slot] | str:
     if len(filled) < len(lines):
         return f"layer {len(filled) + 1} above its base is {_short(lines[len(filled)])}, which should not be there"
     return filled
-
-
-def _difference(what: str, found: bytes, expected: bytes) -> str:
-    if found == expected:
-        return ""
-    return _first_difference(what, json.loads(found), json.loads(expected)) or f"its {what} has other bytes"
 
 
 def _first_difference(where: str, found: Any, expected: Any) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from envbuild.errors import BuildError
-from envbuild.image.layers.maker import LayerOrder
+from envbuild.image.layers.maker import LayerSpec
 from envbuild.image.layers.writer import HashedStream, LayerResult
 from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import crc32
@@ -75,7 +75,7 @@ class ContentFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class HashedContent:
     """Content whose digests are known."""
 
     line: str
@@ -90,9 +90,9 @@ class Measured:
         return Digest.of(canonical_json(["content", LAYER_FORMAT, rows, self.links]))
 
     @property
-    def order(self) -> LayerOrder:
-        """The order for its layer; BuildError if a path is a file and a folder."""
-        return LayerOrder(
+    def spec(self) -> LayerSpec:
+        """The layer to make; BuildError if a path is a file and a folder."""
+        return LayerSpec(
             label=self.line,
             key=self.key,
             files=lambda _: (),
@@ -101,7 +101,7 @@ class Measured:
         )
 
 
-def measured(content: Content) -> Measured:
+def hash_content(content: Content) -> HashedContent:
     """Compute the digests of files; BuildError if one cannot be read, or a path is not valid in a layer."""
     for path in (*content.files, *content.links):
         _check(path)
@@ -112,7 +112,7 @@ def measured(content: Content) -> Measured:
             digest, size = Digest.of_file(file) if known is None else (known, file.seek(0, os.SEEK_END))
         files.append(ContentFile(path=path[1:], source=source, digest=digest, size=size, executable=executable))
     links = sorted((path[1:], target) for path, target in content.links.items())
-    return Measured(line=content.line, files=tuple(files), links=tuple(links))
+    return HashedContent(line=content.line, files=tuple(files), links=tuple(links))
 
 
 def _check(path: str) -> None:
@@ -145,7 +145,7 @@ def _open(source: bytes | Path) -> Iterator[BinaryIO]:
 _Entry = tuple[tar.Entry, ContentFile | None]
 
 
-def _entries(content: Measured) -> list[_Entry]:
+def _entries(content: HashedContent) -> list[_Entry]:
     """Return all entries of the tar, parents first."""
     found: dict[str, _Entry] = {
         it.path: (tar.Entry(it.path, "file", 0o755 if it.executable else 0o644, it.size), it) for it in content.files
@@ -161,7 +161,7 @@ def _entries(content: Measured) -> list[_Entry]:
 def _write(entries: Sequence[_Entry], sink: BinaryIO, _pool: Executor) -> LayerResult:
     """Write the layer as one gzip member of stored blocks, in bounded memory."""
     with HashedStream(sink) as blob, HashedStream() as plain:
-        blob.write(gzip.start())
+        blob.write(gzip.HEADER)
         checksum = 0
         for is_header, data in tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries):
             checksum = crc32(data, checksum)

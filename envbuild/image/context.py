@@ -6,11 +6,13 @@ would end a line is refused, not escaped, and every filter names the field that 
 """
 
 import json
+import posixpath
 import re
 import shlex
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -259,7 +261,7 @@ def build_context(
 
 def context_check(recipe: Recipe) -> dict[str, bytes]:
     """Return the files of the start-up check, by their paths in a context."""
-    return {f"{CHECK}/{_file_name(path)}": content for path, content in check_files(recipe).items()}
+    return {f"{CHECK}/{posixpath.basename(path)}": content for path, content in check_files(recipe).items()}
 
 
 def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
@@ -285,13 +287,9 @@ def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
         "debs": DEBS,
         "check": CHECK,
         "check_files": [
-            ("0755" if path == PROGRAM else "0644", _file_name(path), path) for path in check_files(recipe)
+            ("0755" if path == PROGRAM else "0644", posixpath.basename(path), path) for path in check_files(recipe)
         ],
     }
-
-
-def _file_name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _pullable(base_name: str) -> str | None:
@@ -331,23 +329,15 @@ def _recipes() -> Iterator[Recipe]:
     package = SystemPackage(
         name="libtrial1", version="1:1", architecture="amd64", filename="pool/libtrial1.deb", sha256=_DIGEST, size=1
     )
-    target = Target(python="3.11.2", machine="x86_64", glibc="2.36")
-    yield Recipe(
+    whole = Recipe(
         base_name=f"trial@{_DIGEST}",
         base_digest=_DIGEST,
         python_path="/usr/bin/python3.11",
-        target=target,
+        target=Target(python="3.11.2", machine="x86_64", glibc="2.36"),
         wheels=(wheel,),
         packages=(package,),
         variables=(("TRIAL", "1"),),
         labels=(("dev.envbuild.variant", "cpu"),),
     )
-    yield Recipe(
-        base_name="debian:trial",
-        base_digest=_DIGEST,
-        python_path="/usr/bin/python3.11",
-        target=target,
-        wheels=(),
-        variables=(),
-        labels=(),
-    )
+    yield whole
+    yield replace(whole, base_name="debian:trial", wheels=(), packages=(), variables=(), labels=())

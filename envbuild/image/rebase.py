@@ -23,7 +23,9 @@ from envbuild.image.config import (
     OURS,
     annotations,
     environment_files,
+    extend_config,
     inner_config,
+    variables_of,
     whole_config,
 )
 from envbuild.image.debian.layer import LINE
@@ -56,15 +58,21 @@ class Rebased:
     """History lines of layers that do not fit the new base."""
 
 
+def annotations_of(image: Image) -> dict[str, str]:
+    """Return the annotations of an image's manifest."""
+    value = json.loads(image.manifest).get("annotations")
+    return dict(value) if isinstance(value, dict) else {}
+
+
 def named_base(image: Image) -> tuple[str, str]:
     """Return the base in an image's annotations: name without digest, and digest; empty if absent."""
-    annotated = _annotations(image)
+    annotated = annotations_of(image)
     return str(annotated.get(BASE_NAME) or ""), str(annotated.get(BASE_DIGEST) or "")
 
 
 def named_environment(image: Image) -> str:
     """Return the environment id in an image's annotations; empty if absent."""
-    return str(_annotations(image).get(ENVIRONMENT) or "")
+    return str(annotations_of(image).get(ENVIRONMENT) or "")
 
 
 def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Rebased:
@@ -86,24 +94,28 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
             "the image has system packages that were chosen for its base, with that base's record of what is installed"
         )
         raise BaseError(what, where=new.name, todo="build the environment again on the new base")
-    layers, dropped = _fitting(ours, old, new)
+    layers, dropped = _select_layers(ours, old, new)
     # An image that lacks a layer is not what its recipe gives, so it must not have its id; of one with bytecode it is
     # unknown whether the new base's standard library would get a layer.
-    recipe = _moved(old_recipe, new) if old_recipe and not old_recipe.bytecode and not dropped else None
+    recipe = None
+    if old_recipe and not old_recipe.bytecode and not dropped:
+        recipe = replace(
+            old_recipe,
+            base_name=new.name,
+            base_digest=new.digest,
+            base_asked=new.asked,
+            python_path=new.python_path,
+            target=new.target,
+            labels=tuple(sorted(_relabelled(dict(old_recipe.labels), new).items())),
+        )
     check_depth(len(layers), len(new.image.layers))
     config = whole_config(new, _inner(image, old, new), layers)
-    others = {key: text for key, text in _annotations(image).items() if key not in _REPLACED}
+    others = {key: text for key, text in annotations_of(image).items() if key not in _REPLACED}
+    added = annotations(recipe or _bare(new))
+    if recipe is None:
+        del added[ENVIRONMENT]
     everything = (*new.image.layers, *layers)
-    manifest = manifest_bytes(
-        config,
-        everything,
-        others
-        | (
-            annotations(recipe)
-            if recipe
-            else {key: text for key, text in annotations(_bare(new)).items() if key != ENVIRONMENT}
-        ),
-    )
+    manifest = manifest_bytes(config, everything, others | added)
     had = {layer.descriptor.digest for layer in image.layers}
     return Rebased(
         image=Image(manifest, config, everything),
@@ -152,10 +164,10 @@ def _check_fit(old: Base, new: Base) -> None:
 
 
 def _cuda(base: Base) -> str:
-    return ".".join(_variables(inner_config(base)).get(_CUDA, "").split(".")[:2])
+    return ".".join(variables_of(inner_config(base)).get(_CUDA, "").split(".")[:2])
 
 
-def _fitting(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
+def _select_layers(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
     """Return the layers for the new base, and the history lines of dropped ones."""
     same = bool(old.interpreter) and old.interpreter == new.interpreter
     layers, dropped = [], []
@@ -163,8 +175,7 @@ def _fitting(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], 
         line = layer.created_by
         # Python runs this bytecode without checking its source: the old standard library's would undo corrections of
         # the new base, and no version shows whether there are any.
-        stale = line.startswith(BYTECODE_LINE) and (STDLIB_WORDS in line or not same)
-        if stale:
+        if line.startswith(BYTECODE_LINE) and (STDLIB_WORDS in line or not same):
             dropped.append(line)
         elif line == ENVIRONMENT_LINE and old.target.python != new.target.python:
             recipe, sink = _bare(new), BytesIO()
@@ -185,9 +196,6 @@ def _bare(base: Base) -> Recipe:
         base_asked=base.asked,
         python_path=base.python_path,
         target=base.target,
-        wheels=(),
-        variables=(),
-        labels=(),
     )
 
 
@@ -196,21 +204,19 @@ def _inner(image: Image, old: Base, new: Base) -> dict[str, Any]:
     had, has, merged = inner_config(old), _config_of(image), inner_config(new)
     special = {"Env", "Labels", "User"}
     merged |= {key: it for key, it in has.items() if key not in special and it != had.get(key)}
-    merged["Env"] = [f"{name}={text}" for name, text in (_variables(merged) | _own_variables(image, old, new)).items()]
-    merged["Labels"] = dict(merged.get("Labels") or {}) | _relabelled(_own_labels(image, old), new)
-    merged["User"] = has.get("User", "")
-    return merged
+    labels = _relabelled(_own_labels(image, old), new)
+    return extend_config(merged, _own_variables(image, old, new), labels) | {"User": has.get("User", "")}
 
 
 def _own_variables(image: Image, old: Base, new: Base) -> dict[str, str]:
     """Return the environment's variables; PATH has its own folders before those of the base."""
-    had, has = _variables(inner_config(old)), _variables(_config_of(image))
+    had, has = variables_of(inner_config(old)), variables_of(_config_of(image))
     ours = {name: text for name, text in has.items() if name == "PATH" or had.get(name) != text}
     base_path = had.get("PATH") or DEFAULT_PATH
     if not has.get("PATH", "").endswith(f":{base_path}"):
         todo = "rebase the image that envbuild pushed"
         raise BaseError("the image's PATH does not end with that of its base", where=old.name, todo=todo)
-    path = _variables(inner_config(new)).get("PATH") or DEFAULT_PATH
+    path = variables_of(inner_config(new)).get("PATH") or DEFAULT_PATH
     return ours | {"PATH": has["PATH"].removesuffix(base_path) + path}
 
 
@@ -223,16 +229,13 @@ def _relabelled(labels: Mapping[str, str], new: Base) -> dict[str, str]:
     return {key: new.target.python if key == PYTHON_LABEL else text for key, text in labels.items()}
 
 
-def _variables(inner: Mapping[str, Any]) -> dict[str, str]:
-    return dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
-
-
 def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
     """Return the recipe of an image on `old`, with its lock and its own variables, labels and user.
 
     BaseError if its PATH does not end with the base's; BuildError if its config cannot be read.
     """
     own = _own_variables(image, old, old)
+    has_bytecode = any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
     return replace(
         _bare(old),
         target=lock.target,
@@ -242,9 +245,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         variables=tuple((name, text) for name, text in own.items() if name not in ("PATH", "VIRTUAL_ENV")),
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),
-        bytecode=compiled_by(old.interpreter)
-        if any(layer.created_by.startswith(f"{OURS}{BYTECODE_LINE}") for layer in image.layers)
-        else "",
+        bytecode=compiled_by(old.interpreter) if has_bytecode else "",
     )
 
 
@@ -258,23 +259,6 @@ def _recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         )
         raise VerifyError(what, where="--lock", todo=todo)
     return recipe
-
-
-def _moved(recipe: Recipe, new: Base) -> Recipe:
-    return replace(
-        recipe,
-        base_name=new.name,
-        base_digest=new.digest,
-        base_asked=new.asked,
-        python_path=new.python_path,
-        target=new.target,
-        labels=tuple(sorted(_relabelled(dict(recipe.labels), new).items())),
-    )
-
-
-def _annotations(image: Image) -> dict[str, str]:
-    value = json.loads(image.manifest).get("annotations")
-    return dict(value) if isinstance(value, dict) else {}
 
 
 def _config_of(image: Image) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import httpx
 
-from envbuild.build.extend import Extended, extend
+from envbuild.build.extend import EngineChild, extend
 from envbuild.files import write_whole
 from envbuild.image.child import Addition
 from envbuild.local.model import Launch, Port
@@ -48,7 +48,7 @@ def new_token() -> str:
 
 def notebook_image(
     client: docker.DockerClient, parent: Reference | Image, below: Lock, options: Options, report: Reporter
-) -> Extended:
+) -> EngineChild:
     """Add the server to an image that was built from the lock `below`, and load the result into the engine."""
     return extend(client, parent, REQUIREMENTS, below, ADDITION, options, report, LABEL)
 

@@ -14,7 +14,7 @@ from docker.errors import APIError, NullResource
 
 from envbuild.build.build import build
 from envbuild.build.extend import recorded_base
-from envbuild.build.order import Order, make_plans
+from envbuild.build.request import BuildRequest, make_plans
 from envbuild.cache import workplace
 from envbuild.diff.images import open_image
 from envbuild.engine.client import find_image
@@ -214,19 +214,19 @@ def acquire(
         parent = Reference.parse(choice.pull.reference) if choice.pull and choice.pull.reference else None
         return Here(image=identity, digest=digest, lock=lock, parent=parent)
     with workplace(building.cache) as folder:
-        order = order_of(subject, choice, building, folder / "out")
-        outcome = build(order, make_plans(order), report, now)
-    part, image = outcome.parts[0], outcome.loaded
-    assert image is not None, "the order loads it"
-    if choice.expected and choice.expected.digest == part.digest:
-        remarks: tuple[str, ...] = (f"it is the stamped image, bit for bit: {part.digest}",)
+        request = build_request_of(subject, choice, building, folder / "out")
+        result = build(request, make_plans(request, check_known(subject)[0]), report, now)
+    image, loaded = result.images[0], result.loaded
+    assert loaded is not None, "the request loads it"
+    if choice.expected and choice.expected.digest == image.digest:
+        remarks: tuple[str, ...] = (f"it is the stamped image, bit for bit: {image.digest}",)
     else:
-        remarks = _changes_since(subject, choice.nearest, part.lock)
-    return Here(image=image.id, digest=None, lock=part.lock, parent=image.image, remarks=remarks)
+        remarks = _changes_since(subject, choice.nearest, image.lock)
+    return Here(image=loaded.id, digest=None, lock=image.lock, parent=loaded.image, remarks=remarks)
 
 
-def order_of(subject: Subject, choice: Choice, building: Building, out: Path) -> Order:
-    """Return the order for a build: the chosen variant and platform, on the base that was recorded."""
+def build_request_of(subject: Subject, choice: Choice, building: Building, out: Path) -> BuildRequest:
+    """Return the request for a build: the chosen variant and platform, on the base that was recorded."""
     _, data = check_known(subject)
     nearest = choice.expected or choice.nearest
     lock, base = subject.locks.get(nearest.slot) if nearest else None, building.base
@@ -234,13 +234,13 @@ def order_of(subject: Subject, choice: Choice, building: Building, out: Path) ->
         base = recorded_base(lock, variant=choice.variant, same_platform=nearest.platform == choice.platform)
     # One tag for each environment, so that the next build replaces it.
     tag = f"{Digest.of(data).hex[:12]}-{choice.variant}-{choice.platform.rpartition('/')[2]}"
-    return Order(
-        manifest=data,
+    return BuildRequest(
+        manifest_bytes=data,
         manifest_name=subject.name,
         variant=choice.variant,
         base=base,
         drop=lock.dropped if lock else (),
-        exclude_newer=lock.exclude_newer if lock else None,
+        as_of=lock.as_of if lock else None,
         resolver="uv",
         out=out,
         push=None,
@@ -270,7 +270,7 @@ def check_known(subject: Subject) -> tuple[TrainingManifest, bytes]:
 def lock_here(subject: Subject, choice: Choice, building: Building, report: Reporter) -> Lock:
     """Lock the run's pins for this machine's C library; LockError, MatchError, UsageError without a manifest."""
     manifest, _ = check_known(subject)
-    plan = make_plans(order_of(subject, choice, building, Path("unused")))[0]
+    plan = make_plans(build_request_of(subject, choice, building, Path("unused")), manifest)[0]
     libc, version = platform.libc_ver()
     if libc != "glibc":
         todo = "leave out --venv to run it in a container"

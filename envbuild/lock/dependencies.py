@@ -96,7 +96,7 @@ def readable_requirements(texts: Iterable[str]) -> Iterator[Requirement]:
             yield Requirement(text)
 
 
-def needed(
+def find_needed(
     roots: Iterable[str], declared: Declared, environment: Mapping[str, str], strict: Collection[str] = ()
 ) -> frozenset[str]:
     """The roots, which are requirements, and everything that they need in turn; by normalised name.

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Self
 from envbuild.cache import remove
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
-from envbuild.lock.index import LateClient, make_client, retried
+from envbuild.lock.index import LateClient, make_client, run_with_retries
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings, bare_url, local_path
 from envbuild.oci.digest import Digest
@@ -74,8 +74,8 @@ def fetch(
     Files in the cache are verified again and not downloaded. Leaving the loop early, by an error or Ctrl-C too, stops
     the other downloads and leaves no partial file. Several processes may share a cache.
     """
-    with Arrivals(cache, reporter=reporter, settings=settings) as arrivals:
-        expected = {future: wheel for wheel, future in arrivals.start(wheels).items()}
+    with Downloads(cache, reporter=reporter, settings=settings) as downloads:
+        expected = {future: wheel for wheel, future in downloads.start(wheels).items()}
         for future in as_completed(expected):
             yield expected[future], future.result()
 
@@ -96,7 +96,7 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
 
     try:
         with make_client(settings) as client, written_aside(cache / "wheels") as (file, temporary):
-            retried(download, url)
+            run_with_retries(download, url)
             file.flush()
             with temporary.open("rb") as written:
                 found = Digest.of_file(written)[0]
@@ -107,7 +107,7 @@ def fetch_unlocked(url: str, cache: Path, settings: IndexSettings) -> Digest:
     return found
 
 
-class Arrivals:
+class Downloads:
     """Downloads of wheels into the cache, several at once; leaving the block stops them, without partial files."""
 
     def __init__(self, cache: Path, *, reporter: Reporter = SILENT, settings: IndexSettings | None = None) -> None:
@@ -187,7 +187,7 @@ class Arrivals:
                 transfer = _Transfer(self, wheel, file)
                 source = local_path(wheel.url)
                 if source is None:
-                    retried(transfer.download, wheel.url, self.pause)
+                    run_with_retries(transfer.download, wheel.url, self.pause)
                 else:
                     transfer.copy(source)
                 transfer.verify()
@@ -210,8 +210,8 @@ def _unwritable(error: OSError, place: Path) -> BuildError:
 class _Transfer:
     """The transfer of one wheel into one file; an interrupted download goes on where it was."""
 
-    def __init__(self, arrivals: Arrivals, wheel: LockedWheel, file: BinaryIO) -> None:
-        self._arrivals, self._wheel, self._file = arrivals, wheel, file
+    def __init__(self, downloads: Downloads, wheel: LockedWheel, file: BinaryIO) -> None:
+        self._downloads, self._wheel, self._file = downloads, wheel, file
         self._hasher, self._size = hashlib.sha256(), 0
 
     def copy(self, source: Path) -> None:
@@ -229,11 +229,11 @@ class _Transfer:
         if self._size == self._wheel.size:
             return
         headers = {"Range": f"bytes={self._size}-"} if self._size else {}
-        arrivals, extensions = self._arrivals, {"trace": self._arrivals.trace}
-        with arrivals.client.stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
+        downloads, extensions = self._downloads, {"trace": self._downloads.trace}
+        with downloads.client.stream("GET", self._wheel.url, headers=headers, extensions=extensions) as answer:
             answer.raise_for_status()
             if answer.status_code != HTTPStatus.PARTIAL_CONTENT:
-                arrivals.advance(-self._size)
+                downloads.advance(-self._size)
                 self._file.seek(0)
                 self._file.truncate()
                 self._hasher, self._size = hashlib.sha256(), 0
@@ -247,7 +247,7 @@ class _Transfer:
             raise self._mismatch(f"it is {found} of {self._size} bytes")
 
     def _write(self, chunk: bytes) -> None:
-        self._arrivals.advance(len(chunk))
+        self._downloads.advance(len(chunk))
         self._size += len(chunk)
         if self._size > self._wheel.size:
             raise self._mismatch(f"it is longer than {self._wheel.size} bytes")

@@ -80,20 +80,28 @@ class FactReader:
     """Reads facts and keeps them in the cache by the wheel's digest, apart from those that only an index claims."""
 
     def __init__(
-        self, client: Client, cache: Path | None, checked: Mapping[Digest, Collection[str]] | None = None
+        self, client: Client, cache: Path | None, verified_members: Mapping[Digest, Collection[str]] | None = None
     ) -> None:
-        self._client, self._cache, self._checked = client, cache, checked or {}
+        self._client, self._cache, self._verified_members = client, cache, verified_members or {}
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
-        known = self._load(wheel, *_KINDS[self._file(wheel) is None], WheelFacts)
+        known = self._load(wheel, *_KINDS[self._find_file(wheel) is None], WheelFacts)
         if known:
             return known
-        file = self._checked_file(wheel)
+        file = self._find_intact_file(wheel)
         try:
-            found = _facts_of(wheel, file, self._client)
+            with _open_wheel(wheel, file, self._client) as (archive, opened):
+                members = _members(archive)
+                if isinstance(opened, RemoteFile):
+                    _prefetch(opened, members.values())
+                texts = {name: _text(archive, member) for name, member in members.items()}
+                record = texts.get("RECORD", "")
+                doubt, size = _doubt(archive, record), opened.seek(0, io.SEEK_END)
         except UnreadableError:
             return None
+        content, requires = None if doubt else record_content(record), requirements_of(texts.get("METADATA", ""))
+        found = WheelFacts(size=size, content=content, doubt=doubt, requires=requires)
         self._store(wheel, *_KINDS[file is None], asdict(found))
         return found
 
@@ -105,14 +113,14 @@ class FactReader:
     def files(self, wheel: WheelFile) -> tuple[str, ...] | None:
         """The paths in a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
         try:
-            with _open_wheel(wheel, self._checked_file(wheel), self._client) as (archive, _):
+            with _open_wheel(wheel, self._find_intact_file(wheel), self._client) as (archive, _):
                 return tuple(archive.namelist())
         except UnreadableError:
             return None
 
     def extras(self, wheel: WheelFile) -> frozenset[str] | None:
         """The extras that a wheel has, normalised; None where it cannot be read now."""
-        file = self._checked_file(wheel)
+        file = self._find_intact_file(wheel)
         with suppress(UnreadableError, LockError), _open_wheel(wheel, file, self._client) as (archive, _):
             member = _members(archive).get("METADATA")
             return extras_of(_text(archive, member)) if member else None
@@ -129,13 +137,19 @@ class FactReader:
         return self._load(wheel, *_TRUTHS, str) or ""
 
     def _mismatch(self, wheel: LockedWheel) -> str:
-        if self._file(wheel) is None:
+        if self._find_file(wheel) is None:
             return ""
         known = self._load(wheel, *_TRUTHS, str)
-        file = None if known is not None else self._checked_file(wheel)
+        file = None if known is not None else self._find_intact_file(wheel)
         if file is None:
             return known or ""
-        found = _record_mismatch(wheel, file, self._client, self._checked.get(wheel.sha256, ()))
+        with _open_wheel(wheel, file, self._client) as (archive, _):  # installers do not compare files with RECORD
+            member = _members(archive).get("RECORD")
+            rows = _rows(_text(archive, member) if member else "")
+            verified = self._verified_members.get(wheel.sha256, ())
+            unread = [it for it in _listed(archive) if it.filename not in verified]
+            right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
+        found = "" if right else "has files that are not what its RECORD says"
         self._store(wheel, *_TRUTHS, found)
         return found
 
@@ -157,11 +171,11 @@ class FactReader:
         found = self.facts(wheel) if path is None else None
         return found.size if found else size_of(self._client, wheel.url)
 
-    def false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+    def find_false_claims(self, wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
         """The wheels in the cache that differ from what an index sent of them in answers to range requests."""
         false = []
         for wheel in wheels:
-            claimed = self._load(wheel, *_KINDS[True], WheelFacts) if self._file(wheel) else None
+            claimed = self._load(wheel, *_KINDS[True], WheelFacts) if self._find_file(wheel) else None
             found = self.facts(wheel) if claimed else None
             if found and not found.doubt and found != claimed:
                 false.append(wheel)
@@ -169,7 +183,7 @@ class FactReader:
                     remove(self._cache / _name(wheel, "claims"))
         return false
 
-    def _file(self, wheel: WheelFile) -> Path | None:
+    def _find_file(self, wheel: WheelFile) -> Path | None:
         """The verified file in the cache, else the file in a folder of this machine."""
         if self._cache and wheel.sha256:
             path = wheel_path(self._cache, wheel.sha256)
@@ -177,11 +191,11 @@ class FactReader:
                 return path
         return local_path(wheel.url)
 
-    def _checked_file(self, wheel: WheelFile) -> Path | None:
-        """As `_file`, after checking the hash of a file in the cache."""
+    def _find_intact_file(self, wheel: WheelFile) -> Path | None:
+        """As `_find_file`, after checking the hash of a file in the cache."""
         with suppress(OSError):
             if not (self._cache and wheel.sha256 and forget_damaged(self._cache, wheel.sha256)):
-                return self._file(wheel)
+                return self._find_file(wheel)
         return local_path(wheel.url)
 
     def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T]) -> T | None:
@@ -232,35 +246,12 @@ def _open_wheel(
         raise LockError(what, where=bare_url(wheel.url), todo=todo) from error
 
 
-def _facts_of(wheel: WheelFile, path: Path | None, client: Client) -> WheelFacts:
-    with _open_wheel(wheel, path, client) as (archive, file):
-        members = _members(archive)
-        if isinstance(file, RemoteFile):
-            _prefetch(file, members.values())
-        texts = {name: _text(archive, member) for name, member in members.items()}
-        record = texts.get("RECORD", "")
-        doubt = _doubt(archive, record)
-        size = file.seek(0, io.SEEK_END)
-    content = None if doubt else record_content(record)
-    return WheelFacts(size=size, content=content, doubt=doubt, requires=requirements_of(texts.get("METADATA", "")))
-
-
 def _top_level(path: str) -> str:
     """`numpy` of `numpy/core/x.so`, `six` of `six.py`; empty for metadata (binary distribution format)."""
     first, *below = path.split("/")
     if first.endswith(".data") and below[:1] in (["purelib"], ["platlib"]):
         first = "".join(below[1:2])
     return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
-
-
-def _record_mismatch(wheel: LockedWheel, path: Path, client: Client, checked: Collection[str]) -> str:
-    """Compare every file that is not in `checked` with RECORD, which installers do not do."""
-    with _open_wheel(wheel, path, client) as (archive, _):
-        member = _members(archive).get("RECORD")
-        rows = _rows(_text(archive, member) if member else "")
-        unread = [it for it in _listed(archive) if it.filename not in checked]
-        right = all(_is_as_recorded(archive, it, rows.get(it.filename, "")) for it in unread)
-    return "" if right else "has files that are not what its RECORD says"
 
 
 def _rows(record: str) -> dict[str, str]:

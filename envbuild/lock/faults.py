@@ -74,21 +74,19 @@ class UnlockableError(LockError):
         many = len(self.faults)
         head = f"{many} distribution{'s'[: many != 1]} cannot be locked{f' for {target}' if target else ''}:"
         lines = [f"  {it.requirement}: {it.why}" + (f"\n    do: {it.todo}" if it.todo else "") for it in self.faults]
-        super().__init__("\n".join([head, *lines]), where=where, todo=self._todo())
-
-    @property
-    def glibc(self) -> str | None:
-        """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
-        return max((fault.glibc for fault in self.faults if fault.glibc), key=Version, default=None)
-
-    def _todo(self) -> str:
-        """One glibc for all that need a newer one, then what to do with the others."""
+        # One glibc for all that need a newer one, then what to do with the others.
         each = "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
         older = [fault for fault in self.faults if fault.glibc]
         build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
         base = f"take a base with glibc {self.glibc} or later (--base; to lock alone, --glibc {self.glibc}){build}"
         todo = base if len(older) == len(self.faults) else f"{base}; {each}" if older else each
-        return f"{todo}, then run again; nothing was written"
+        todo += ", then run again; nothing was written"
+        super().__init__("\n".join([head, *lines]), where=where, todo=todo)
+
+    @property
+    def glibc(self) -> str | None:
+        """The lowest glibc that serves all distributions that only need a newer one; None if there are none."""
+        return max((fault.glibc for fault in self.faults if fault.glibc), key=Version, default=None)
 
 
 def diagnose(
@@ -104,7 +102,10 @@ def diagnose(
     sdist = max(sdists, key=lambda file: (file.version, file.filename), default=None)
     if newer := newer_glibc((file.filename for file in usable if file.is_wheel), target):
         return Fault(str(requirement), NEWER_GLIBC, "", sdist=sdist, glibc=newer)
-    foreign = _foreign_wheels(matching, files)
+    foreign: tuple[IndexFile, ...] = ()
+    wheels, own = [file for file in files if file.is_wheel], next((file for file in matching if file.is_wheel), None)
+    if own is not None and len(systems := _systems(wheels)) == 1 and "" not in systems:
+        foreign = own, max(wheels, key=lambda file: file.version)
     todo = (_ELSEWHERE if foreign else "") + (_LET_BUILD if sdist else reason[1])
     return Fault(str(requirement), reason[0], todo, sdist=sdist, foreign=foreign)
 
@@ -238,16 +239,6 @@ def why_foreign(fault: Fault, system: str, client: Client) -> str:
             only = all(it.startswith(_CLASSIFIERS[system]) for it in systems)
             return f"all wheels of the project are for {name}, and its metadata names no other system" if only else ""
     return ""
-
-
-def _foreign_wheels(release: Iterable[IndexFile], project: Iterable[IndexFile]) -> tuple[IndexFile, ...]:
-    """A wheel of the release and one of the newest, where all that the project ever had are for one other system."""
-    wheels = [file for file in project if file.is_wheel]
-    own = next((file for file in release if file.is_wheel), None)
-    systems = _systems(wheels)
-    if own is None or len(systems) != 1 or "" in systems:
-        return ()
-    return own, max(wheels, key=lambda file: file.version)
 
 
 def _systems(files: Iterable[IndexFile]) -> set[str]:

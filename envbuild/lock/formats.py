@@ -21,7 +21,7 @@ from envbuild.validation import read_values
 
 if TYPE_CHECKING:
     from envbuild.lock.identity import Proof
-    from envbuild.lock.run import LockedRun
+    from envbuild.lock.run import LockResult
 
 WHEELS = "wheels"
 """The folder beside a lock that holds the wheels that no index has."""
@@ -41,7 +41,7 @@ def requirements_text(lock: Lock) -> bytes:
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
     lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
-    lock = replace(lock, wheels=tuple(_sorted(lock)))
+    lock = replace(lock, wheels=tuple(sorted(lock.wheels, key=lambda wheel: wheel.name)))
     lines += [f"{pin} \\\n    --hash={it.sha256}" for pin, it in zip(lock.pins, lock.wheels, strict=True)]
     return ("\n".join(lines) + "\n").encode()
 
@@ -70,7 +70,7 @@ def pylock_text(
         f"requires-python = {toml_string(f'=={target.python_minor}.*')}",
         'created-by = "envbuild"',
         "" if lock.wheels else "packages = []",
-        *(line for wheel in _sorted(lock) for line in _package_lines(wheel)),
+        *(line for it in sorted(lock.wheels, key=lambda it: it.name) for line in _package_lines(it)),
         "[tool.envbuild]",
         f"python = {toml_string(target.python)}",
         f"machine = {toml_string(target.machine)}",
@@ -78,7 +78,7 @@ def pylock_text(
         *_names_line("slim", lock.slim),
         *_names_line("dropped", lock.dropped),
         *_names_line("direct", lock.direct),
-        *([f"exclude-newer = {toml_string(lock.exclude_newer)}"] if lock.exclude_newer else []),
+        *([f"exclude-newer = {toml_string(lock.as_of)}"] if lock.as_of else []),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
@@ -106,7 +106,7 @@ def toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def read_held(folder: Path) -> Lock | None:
+def read_existing_lock(folder: Path) -> Lock | None:
     """The lock in a folder, if there is one; LockError for another program's, UsageError where none can be written."""
     path = folder / PYLOCK
     for other in (it for it in (path, folder / REQUIREMENTS) if it.exists() and not it.is_file()):
@@ -124,7 +124,7 @@ def read_held(folder: Path) -> Lock | None:
         raise LockError(f"the folder has another lock: {error.what}", where=str(path), todo=todo) from error
 
 
-def write_lock(folder: Path, run: "LockedRun") -> None:
+def write_lock(folder: Path, run: "LockResult") -> None:
     """Write requirements.txt, pylock.toml and the wheels that no index has, all of it or nothing."""
     with staged_folder(folder) as staged:
         copy_local(run.lock, staged)
@@ -162,10 +162,6 @@ def _copy(wheel: LockedWheel, source: Path | None, place: Path) -> None:
             size += file.write(chunk)
         if (hasher.hexdigest(), size) != (wheel.sha256.hex, wheel.size):
             raise LockError("a wheel changed since it was locked", where=str(source), todo="lock again")
-
-
-def _sorted(lock: Lock) -> list[LockedWheel]:
-    return sorted(lock.wheels, key=lambda wheel: wheel.name)
 
 
 def _package_lines(wheel: LockedWheel) -> Iterator[str]:
@@ -237,7 +233,7 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         slim=tuple(sorted(table.slim)),
         dropped=tuple(sorted(table.dropped)),
         direct=tuple(it for it in sorted(table.direct) if it in wheels and _ADDRESS.fullmatch(wheels[it].url)),
-        exclude_newer=table.exclude_newer,
+        as_of=table.exclude_newer,
     )
 
 

@@ -11,7 +11,7 @@ from envbuild.lock.facts import WheelFacts
 from envbuild.lock.faults import listed
 from envbuild.lock.index import IndexFile
 from envbuild.lock.model import Lock, LockedWheel, best_wheel, parsed_wheel, ranked_tags, same_version
-from envbuild.lock.resolution import Question, locked_wheel
+from envbuild.lock.resolution import IndexSession, locked_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.report import Reporter
 
@@ -44,22 +44,22 @@ class Proof:
     identities: tuple[Identity, ...]
     """Sorted by name."""
 
-    def those(self, outcome: Outcome) -> tuple[Identity, ...]:
+    def with_outcome(self, outcome: Outcome) -> tuple[Identity, ...]:
         """The identities with this outcome."""
         return tuple(it for it in self.identities if it.outcome == outcome)
 
     @property
     def summary(self) -> str:
         """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
-        head = f"{len(self.those('identical'))} of {len(self.identities)} identical"
-        replaced = [f"{it.name} {it.why}" for it in self.those("replaced")]
-        left_out, added = ([it.name for it in self.those(outcome)] for outcome in ("left out", "added"))
+        head = f"{len(self.with_outcome('identical'))} of {len(self.identities)} identical"
+        replaced = [f"{it.name} {it.why}" for it in self.with_outcome("replaced")]
+        left_out, added = ([it.name for it in self.with_outcome(outcome)] for outcome in ("left out", "added"))
         for outcome, names in (("replaced", replaced), ("left out", left_out), ("added", added)):
             head += f", {len(names)} {outcome}: {listed(names, _SHOWN)}" if names else ""
-        differing = [*self.those("different build"), *self.those("locally modified")]
+        differing = [*self.with_outcome("different build"), *self.with_outcome("locally modified")]
         parts = [f"{it.name} {it.why}" for it in differing[:_SHOWN]]
         parts += [f"{len(differing) - _SHOWN} more differ"] if len(differing) > _SHOWN else []
-        if unknown := self.those("unknown"):
+        if unknown := self.with_outcome("unknown"):
             first, many = unknown[0], len(unknown)
             parts.append(f"{many} cannot be compared: {first.name}{', for one,' if many > 1 else ''} {first.why}")
         return "; ".join((head, *parts))
@@ -68,10 +68,10 @@ class Proof:
         """All of it for programs."""
         return {"summary": self.summary, "distributions": [asdict(it) for it in self.identities]}
 
-    def doubted(self, doubts: Mapping[str, str]) -> "Proof":
+    def with_unknown(self, reasons: Mapping[str, str]) -> "Proof":
         """The proof where wheels, by name, whose RECORD proves nothing are `unknown` instead of `identical`."""
-        doubtful = {it.name for it in self.those("identical")} & doubts.keys()
-        pairs = ((it, replace(it, outcome="unknown", why=doubts.get(it.name, ""))) for it in self.identities)
+        doubtful = {it.name for it in self.with_outcome("identical")} & reasons.keys()
+        pairs = ((it, replace(it, outcome="unknown", why=reasons.get(it.name, ""))) for it in self.identities)
         return Proof(identities=tuple(new if old.name in doubtful else old for old, new in pairs))
 
     def require_identical(self) -> None:
@@ -85,57 +85,53 @@ class Proof:
             raise VerifyError(what, where="--require-identical", todo=_OWN_FILES)
 
 
-class Absent(NamedTuple):
+class Absence(NamedTuple):
     """Why a distribution of the run is not in the lock, and the one that takes its place, if there is one."""
 
     why: str
     successor: str = ""
 
 
-def prove(
+def prove_identity(
     locked: Lock,
     distributions: Iterable[Distribution],
-    question: Question,
+    session: IndexSession,
     reporter: Reporter,
-    absent: Mapping[str, Absent] | None = None,
+    absent: Mapping[str, Absence] | None = None,
 ) -> tuple[Lock, Proof, tuple[str, ...]]:
     """Compare each locked wheel with the run's; where another wheel of the release is the run's own, take that.
 
-    The remarks name these wheels. `absent` says why distributions of the run are not in the lock, by name.
+    The texts name these wheels. `absent` says why distributions of the run are not in the lock, by name.
     """
     run = {str(canonicalize_name(it.name)): it for it in distributions}
-    facts = question.reader.all_facts(locked.wheels, reporter)
-    wheels, identities, remarks = [], [], []
+    facts = session.reader.all_facts(locked.wheels, reporter)
+    wheels, identities, own_wheels = [], [], []
     for wheel, known in zip(locked.wheels, facts, strict=True):
         had = run.get(wheel.name)
         chosen = wheel
         if had is not None and same_version(had.version, wheel.version):
-            identity, chosen = _identify(wheel, known, had, question)
+            identity, chosen = _identify(wheel, known, had, session)
             identities.append(identity)
         if chosen is not wheel:
-            remarks.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
+            own_wheels.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
         wheels.append(chosen)
     compared = {it.name for it in identities}
-    identities += [_absent(it, name, locked, absent or {}) for name, it in run.items() if name not in compared]
+    for name, had in ((name, it) for name, it in run.items() if name not in compared):
+        absence = (absent or {}).get(name, Absence("it is not among what was locked"))
+        successor = {name, canonicalize_name(absence.successor)}
+        other = next((it for it in locked.wheels if it.name in successor), None)
+        outcome: Outcome = "replaced" if other else "left out"
+        why = f"by {other.name} {other.version}" if other else absence.why
+        identities.append(Identity(name=name, version=had.version or "", outcome=outcome, why=why))
     named = {*run, *(canonicalize_name(it.successor) for it in (absent or {}).values())}
     why = "is not in the run's record"
     identities += [_identity(it, "added", why) for it in locked.wheels if it.name not in named]
     lock = replace(locked, wheels=tuple(wheels))
     proof = Proof(identities=tuple(sorted(identities, key=lambda it: it.name)))
-    return lock, proof, tuple(remarks)
+    return lock, proof, tuple(own_wheels)
 
 
-def _absent(had: Distribution, name: str, locked: Lock, absent: Mapping[str, Absent]) -> Identity:
-    """The identity of a distribution of the run that the lock does not have in its version."""
-    known = absent.get(name, Absent("it is not among what was locked"))
-    successor = {name, canonicalize_name(known.successor)}
-    wheel = next((it for it in locked.wheels if it.name in successor), None)
-    outcome: Outcome = "replaced" if wheel else "left out"
-    why = f"by {wheel.name} {wheel.version}" if wheel else known.why
-    return Identity(name=name, version=had.version or "", outcome=outcome, why=why)
-
-
-def allowed_files(locked: Lock, distributions: Iterable[Distribution], question: Question) -> Lock:
+def choose_allowed_files(locked: Lock, distributions: Iterable[Distribution], session: IndexSession) -> Lock:
     """Take the file that the run's record allows, where a resolver took another one of the release."""
     run = {str(canonicalize_name(it.name)): it for it in distributions}
     wheels = []
@@ -143,21 +139,21 @@ def allowed_files(locked: Lock, distributions: Iterable[Distribution], question:
         had, own = run.get(wheel.name), None
         allowed = set(had.origin.hashes) if had and same_version(had.version, wheel.version) else set()
         if allowed and wheel.sha256.hex not in allowed:
-            files = [it for it in _siblings(wheel, question) if it.sha256 and it.sha256.hex in allowed]
-            own = best_wheel(((it.filename, it) for it in files), question.target)
-        wheels.append(locked_wheel(own, question.reader.size(own)) if own else wheel)
+            files = [it for it in _find_siblings(wheel, session) if it.sha256 and it.sha256.hex in allowed]
+            own = best_wheel(((it.filename, it) for it in files), session.target)
+        wheels.append(locked_wheel(own, session.reader.size(own)) if own else wheel)
     return replace(locked, wheels=tuple(wheels))
 
 
 def _identify(
-    wheel: LockedWheel, facts: WheelFacts | None, had: Distribution, question: Question
+    wheel: LockedWheel, facts: WheelFacts | None, had: Distribution, session: IndexSession
 ) -> tuple[Identity, LockedWheel]:
     """Compare one wheel with the run's; also the wheel to take: the run's own where that fits the target."""
     outcome, why = _compare(wheel, facts, had)
-    if outcome == "identical" and (mismatch := question.reader.known_mismatch(wheel)):
+    if outcome == "identical" and (mismatch := session.reader.known_mismatch(wheel)):
         outcome, why = "unknown", mismatch
     if outcome == "different build":
-        why, own = _explain(wheel, had, question)
+        why, own = _explain(wheel, had, session)
         if own is not None:
             return _identity(wheel, "identical", ""), own
     if had.changed_files:
@@ -190,41 +186,35 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
     return ("identical", "") if facts.content == had.content_sha256 else ("different build", "")
 
 
-def _explain(wheel: LockedWheel, had: Distribution, question: Question) -> tuple[str, LockedWheel | None]:
+def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tuple[str, LockedWheel | None]:
     """Say where the run's build came from; the run's own wheel where it is on the index and fits the target."""
     origin = had.origin
     if origin.kind == "conda":
         return " ".join(filter(None, ("was built by conda", origin.channel, origin.build))), None
     if origin.kind in {"vcs", "editable"}:
         return "was installed from its sources; this wheel was built from them again", None
-    own = _own_wheel(wheel, had, question)
+    siblings = _find_siblings(wheel, session)
+    known = {origin.sha256, *origin.hashes}
+    own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
+    if own is None and had.content_sha256 is not None:  # by its RECORD
+        facts = zip(siblings, session.reader.all_facts(siblings), strict=True)
+        own = next((it for it, fact in facts if fact and fact.content == had.content_sha256), None)
     if own is None:
         return "was built from source" if origin.kind == "index" else "is another build", None
-    if best_wheel([(own.filename, own)], question.target) is None:
-        return f"was {own.filename}, which does not fit {question.target}", None
-    return "", locked_wheel(own, question.reader.size(own))
+    if best_wheel([(own.filename, own)], session.target) is None:
+        return f"was {own.filename}, which does not fit {session.target}", None
+    return "", locked_wheel(own, session.reader.size(own))
 
 
-def _own_wheel(wheel: LockedWheel, had: Distribution, question: Question) -> IndexFile | None:
-    """The wheel of the release that the run installed, by its digest or by its RECORD."""
-    siblings = _siblings(wheel, question)
-    known = {had.origin.sha256, *had.origin.hashes}
-    own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
-    if own is not None or had.content_sha256 is None:
-        return own
-    facts = zip(siblings, question.reader.all_facts(siblings), strict=True)
-    return next((it for it, fact in facts if fact and fact.content == had.content_sha256), None)
-
-
-def _siblings(wheel: LockedWheel, question: Question) -> list[IndexFile]:
+def _find_siblings(wheel: LockedWheel, session: IndexSession) -> list[IndexFile]:
     """The other wheels of the release for this Python; those for the target's machine first."""
-    pythons = {(tag.interpreter, tag.abi) for tag in ranked_tags(question.target)}
+    pythons = {(tag.interpreter, tag.abi) for tag in ranked_tags(session.target)}
 
     def fits(file: IndexFile) -> bool:
         parsed = parsed_wheel(file.filename)
         return parsed is not None and any((tag.interpreter, tag.abi) in pythons for tag in parsed[3])
 
-    files: Sequence[IndexFile] = question.files(wheel.name)
+    files: Sequence[IndexFile] = session.files(wheel.name)
     found = [it for it in files if it.filename != wheel.filename and same_version(str(it.version), wheel.version)]
-    near = question.target.machine
+    near = session.target.machine
     return sorted(filter(fits, found), key=lambda file: (near not in file.filename, "linux" not in file.filename))

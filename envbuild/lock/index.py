@@ -26,7 +26,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import LockError, UsageError
 from envbuild.files import home_folder
 from envbuild.lock.model import parsed_wheel
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url, local_path, read_settings
+from envbuild.lock.settings import IndexSettings, bare_url, local_path, page_url, read_settings
 from envbuild.network import enforce_minimum_rate, read_document, trusted_certificates
 from envbuild.oci.digest import Digest
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
@@ -119,7 +119,7 @@ def make_client(settings: IndexSettings) -> httpx.Client:
     """Create a client with the certificates, proxies and credentials that pip and uv would use."""
     lax = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in settings.trusted_hosts}
     client = httpx.Client(
-        verify=trusted(settings),
+        verify=trust_context(settings),
         mounts=lax,
         auth=IndexAuth(settings),
         timeout=_TIMEOUT,
@@ -138,7 +138,7 @@ def in_parallel(function: Callable[[Value], Result], values: Iterable[Value]) ->
         pool.shutdown(cancel_futures=True)
 
 
-def retried(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
+def run_with_retries(action: Callable[[], Result], url: str, pause: Callable[[float], object] = time.sleep) -> Result:
     """Run `action`, which asks for `url`, by RETRY as long as its error may be temporary; then raise LockError."""
 
     def attempt(_number: int) -> Result:
@@ -148,16 +148,16 @@ def retried(action: Callable[[], Result], url: str, pause: Callable[[float], obj
             answer = error.response if isinstance(error, httpx.HTTPStatusError) else None
             may_pass = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
             if not (answer.status_code in TRANSIENT_STATUSES if answer is not None else may_pass):
-                raise explained(error, url) from error
+                raise explain_error(error, url) from error
             seconds = answer.headers.get("Retry-After", "") if answer is not None else ""
             # The date form is ignored, as clocks differ.
             after = float(seconds) if re.fullmatch(r"[0-9]{1,9}", seconds) else None
-            raise Transient(explained(error, url), after=after) from error
+            raise Transient(explain_error(error, url), after=after) from error
 
     return RETRY.run(attempt, pause=pause)
 
 
-def explained(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> LockError:
+def explain_error(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> LockError:
     """Return the LockError for a failed request: what failed, and what the user can do."""
     what, todo = f"the package index could not be reached: {str(error) or type(error).__name__}", _CHECK_NETWORK
     if isinstance(error, httpx.InvalidURL):
@@ -183,7 +183,7 @@ def check_bundle(path: Path) -> None:
         raise UsageError(f"the CA bundle cannot be read: {error}", where=where, todo=_PEM) from error
 
 
-def trusted(settings: IndexSettings) -> ssl.SSLContext:
+def trust_context(settings: IndexSettings) -> ssl.SSLContext:
     """The authorities of `--ca-bundle` alone, as with pip's `--cert`; else this machine's and pip's or certifi's.
 
     OpenSSL itself reads SSL_CERT_FILE and SSL_CERT_DIR. LockError when a bundle cannot be read.
@@ -247,9 +247,9 @@ def files_of(client: Client, settings: IndexSettings, project: str) -> tuple[Ind
     name = canonicalize_name(project)
     found: list[IndexFile] = []
     for index in settings.indexes:
-        found += _page(client, asked_url(index, name))
+        found += _fetch_page(client, page_url(index, name))
     for place in settings.find_links:
-        found += _page(client, asked_url(place)) if "://" in place else _folder(Path(place))
+        found += _fetch_page(client, page_url(place)) if "://" in place else _list_folder(Path(place))
     return tuple(file for file in found if file.name == name)
 
 
@@ -268,7 +268,7 @@ def size_of(client: Client, url: str) -> int:
             ranges = str(part.headers.get("Content-Range", ""))
             return ranges.rpartition("/")[2] or str(part.headers.get("Content-Length", ""))
 
-    if not (size := retried(ask, url)).isdigit():
+    if not (size := run_with_retries(ask, url)).isdigit():
         raise LockError("the index does not give the size of the file", where=bare_url(url), todo="use another index")
     return int(size)
 
@@ -317,7 +317,7 @@ class _Links(HTMLParser):
             self.links.append((href, values.get("data-requires-python"), yanked))
 
 
-def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
+def _fetch_page(client: Client, url: str) -> tuple[IndexFile, ...]:
     """The links of a page; none when there is no such page."""
 
     def ask() -> tuple[bytes, str, str] | None:
@@ -328,14 +328,14 @@ def _page(client: Client, url: str) -> tuple[IndexFile, ...]:
             data = read_document(answer.iter_bytes(), PAGE_LIMIT)
             return data, answer.encoding or "utf-8", str(answer.url)
 
-    found = retried(ask, url)
+    found = run_with_retries(ask, url)
     if found and len(found[0]) > PAGE_LIMIT:
         what = f"the page of an index has more than {PAGE_LIMIT >> 20} MiB"
         raise LockError(what, where=bare_url(url), todo="check the index and the proxy")
     return parse_page(found[0].decode(found[1], "replace"), found[2]) if found else ()
 
 
-def _folder(path: Path) -> tuple[IndexFile, ...]:
+def _list_folder(path: Path) -> tuple[IndexFile, ...]:
     """The files in a folder, or the one file."""
     try:
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -357,7 +357,7 @@ class RemoteFile(io.RawIOBase):
         self._client, self._url, self._at = client, url, 0
         self._spans: list[tuple[int, bytes]] = []
         self.size = 0
-        retried(self._fetch_tail, url)
+        run_with_retries(self._fetch_tail, url)
 
     def readable(self) -> bool:
         return True
@@ -394,7 +394,7 @@ class RemoteFile(io.RawIOBase):
         if length > _LIMIT:
             raise UnreadableError(f"a part of {length} bytes")
         if self._cached(start, length) is None:
-            retried(lambda: self._fetch(start, length), self._url)
+            run_with_retries(lambda: self._fetch(start, length), self._url)
 
     def _cached(self, start: int, length: int) -> bytes | None:
         for first, data in self._spans:

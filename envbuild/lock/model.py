@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -12,7 +12,7 @@ from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, pars
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
-from envbuild.match.stack import Gaps, Stack
+from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.validation import read_values
 
@@ -28,8 +28,7 @@ _GLIBC = re.compile(r"2\.([0-9]{1,3})")
 _OLDEST = "2.17"
 """That of manylinux2014, the oldest that uv locks for."""
 
-Rank = Mapping[Tag, int]
-Parsed = tuple[NormalizedName, Version, BuildTag, frozenset[Tag]]
+
 Named = TypeVar("Named")
 
 
@@ -110,15 +109,15 @@ class Lock:
     """Names of wheels that their index has withdrawn (PEP 592), with its reason, which may be empty."""
     base: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """`name`, `digest` and `mirror_of` of the base that it was made for, as far as the file has them; sorted."""
-    remarks: tuple[str, ...] = field(default=(), compare=False)
-    """Remarks on the date of what was added to an incomplete record."""
+    date_warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What was added to an incomplete record as of another date than its own, or without one."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out, as only training uses them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
     """Names of wheels that came from an address of their own, which no index need have; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that `--drop` left out; sorted."""
-    exclude_newer: str | None = field(default=None, compare=False)
+    as_of: str | None = field(default=None, compare=False)
     """The moment as of which an incomplete record was completed, `none` for no limit; None where nothing was added."""
 
     @property
@@ -126,15 +125,6 @@ class Lock:
         """The wheels as requirements: by version, or by address where they came from one of their own."""
         names = set(self.direct)
         return tuple(f"{it.name} @ {it.url}" if it.name in names else f"{it.name}=={it.version}" for it in self.wheels)
-
-
-class Resolver(Protocol):
-    """Turns requirements into exact wheels; adds their dependencies only when there are gaps to fill."""
-
-    def resolve(
-        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
-    ) -> Lock:
-        """Lock all requirements, `local` from folders only; LockError names all that cannot be locked at once."""
 
 
 def stack_target(stack: Stack, base_glibc: str | None, glibc: str | None = None) -> Target:
@@ -158,7 +148,7 @@ def glibc_minor(target: Target) -> int:
 
 
 @lru_cache(maxsize=16)
-def ranked_tags(target: Target) -> Rank:
+def ranked_tags(target: Target) -> Mapping[Tag, int]:
     """Every tag that the target accepts, with its place: 0 is the best."""
     version = tuple(int(part) for part in target.python_minor.split("."))
     name = "cp" + "".join(map(str, version))
@@ -168,7 +158,7 @@ def ranked_tags(target: Target) -> Rank:
     return {tag: place for place, tag in reversed(list(enumerate(tags)))}
 
 
-def parsed_wheel(filename: str) -> Parsed | None:
+def parsed_wheel(filename: str) -> tuple[NormalizedName, Version, BuildTag, frozenset[Tag]] | None:
     """The name, version, build and tags in a wheel's file name; None for any other file."""
     try:
         return parse_wheel_filename(filename)

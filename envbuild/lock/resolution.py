@@ -1,4 +1,4 @@
-"""What the resolvers share: the question, its answer as a lock or as faults, and how gaps of a record are filled."""
+"""What the resolvers share: the session with the indexes, its result as a lock or faults, and how gaps are filled."""
 
 import re
 import subprocess
@@ -39,8 +39,8 @@ _SETTINGS = "the index settings of pip or uv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Requirements for a resolver, and where to look."""
+class IndexSession:
+    """An open client of the indexes and folders of wheels, and the requirements that a resolver looks up there."""
 
     requirements: tuple[Requirement, ...]
     target: Target
@@ -53,14 +53,9 @@ class Question:
         """Everything that the indexes and folders have of a project."""
         return files_of(self.client, self.settings, name)
 
-    @property
-    def text(self) -> str:
-        """The requirements, one per line."""
-        return "".join(f"{requirement}\n" for requirement in self.requirements)
-
 
 @contextmanager
-def open_question(
+def open_session(
     requirements: tuple[str, ...],
     target: Target,
     settings: IndexSettings | None,
@@ -68,14 +63,16 @@ def open_question(
     gaps: Gaps | None = None,
     *,
     local: bool = False,
-) -> Iterator[Question]:
-    """Open a question to the indexes and folders of the settings, else of pip's and uv's own settings."""
+) -> Iterator[IndexSession]:
+    """Open a session with the indexes and folders of the settings, else of pip's and uv's own settings."""
     parsed = parsed_requirements(requirements)
     settings = settings or read_settings()
     settings = folders_only(settings) if local else settings
     with LateClient(settings) as client:
         reader = FactReader(client, cache)
-        yield Question(requirements=parsed, target=target, settings=settings, client=client, reader=reader, gaps=gaps)
+        yield IndexSession(
+            requirements=parsed, target=target, settings=settings, client=client, reader=reader, gaps=gaps
+        )
 
 
 def parsed_requirements(texts: Iterable[str]) -> tuple[Requirement, ...]:
@@ -115,14 +112,14 @@ def run_resolver(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def failure(question: Question, output: str) -> LockError:
+def explain_failure(session: IndexSession, output: str) -> LockError:
     """Explain why a resolver failed: every distribution that has no wheel, else the resolver's own message."""
-    named = [it for it in question.requirements if not _is_file(it)]
-    pages = in_parallel(lambda requirement: question.files(requirement.name), named)
-    offline = question.settings.offline
-    faults = [diagnose(it, files, question.target, offline=offline) for it, files in zip(named, pages, strict=True)]
+    named = [it for it in session.requirements if not (it.url or "").startswith("file:")]
+    pages = in_parallel(lambda requirement: session.files(requirement.name), named)
+    offline = session.settings.offline
+    faults = [diagnose(it, files, session.target, offline=offline) for it, files in zip(named, pages, strict=True)]
     if found := [fault for fault in faults if fault is not None]:
-        return UnlockableError(found, question.target, where=question.settings.places)
+        return UnlockableError(found, session.target, where=session.settings.places)
     # The message without credentials and without the inside of a traceback.
     before, traceback, after = without_credentials(output).partition("Traceback (most recent call last)")
     last = after.strip().rpartition("\n")[2] if traceback else ""
@@ -132,70 +129,63 @@ def failure(question: Question, output: str) -> LockError:
     drop += " (not the framework)"
     places = "give other folders: --find-links DIR" if offline else _SETTINGS
     todo = f"correct the versions, leave one out by {drop}, or {places}"
-    if question.gaps and (names := ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(output)))):
+    if session.gaps and (names := ", ".join(dict.fromkeys(_SOURCE_ONLY.findall(output)))):
         todo = f"name the version of {names} in the record and add --build; or give its wheel: --find-links DIR"
         todo += f"; or leave out what requires it: {drop}"
-    what = f"the requirements cannot be locked for {question.target}: {message}"
-    return LockError(what, where=question.settings.places, todo=todo)
+    what = f"the requirements cannot be locked for {session.target}: {message}"
+    return LockError(what, where=session.settings.places, todo=todo)
 
 
-def complete(
-    question: Question, chosen: Sequence[IndexFile], sizes: Sequence[int | None], yanked: Mapping[str, str]
+def complete_lock(
+    session: IndexSession, chosen: Sequence[IndexFile], sizes: Sequence[int | None], yanked: Mapping[str, str]
 ) -> Lock:
     """Make the lock of the chosen files: ask for missing sizes, and raise UnlockableError when anything is missing."""
     names = {file.name for file in chosen}
     faults = [
         Fault(str(it), "the resolver left it out", "name it by version, as in name==1.0")
-        for it in question.requirements
+        for it in session.requirements
         # A resolver may leave out what a marker excludes; a file was chosen before.
-        if it.marker is None and not _is_file(it) and canonicalize_name(it.name) not in names
+        if it.marker is None and not (it.url or "").startswith("file:") and canonicalize_name(it.name) not in names
     ]
-    hashed = [_hashed(file) for file in chosen]
+    hashed = [_with_hash(file) for file in chosen]
     todo = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
-    faults += [_pin_fault(file, "the index gives no sha256 for its wheel", todo) for file in hashed if not file.sha256]
-    faults += [fault for fault in in_parallel(lambda file: _confusion(question, file), hashed) if fault]
+    why = "the index gives no sha256 for its wheel"
+    faults += [Fault(f"{file.name}=={file.version}", why, todo) for file in hashed if not file.sha256]
+    faults += [fault for fault in in_parallel(lambda file: _find_confusion(session, file), hashed) if fault]
     if faults:
-        raise UnlockableError(faults, question.target, where=question.settings.places)
+        raise UnlockableError(faults, session.target, where=session.settings.places)
     pairs = zip(hashed, sizes, strict=True)
-    known = in_parallel(lambda pair: question.reader.size(pair[0]) if pair[1] is None else pair[1], pairs)
+    known = in_parallel(lambda pair: session.reader.size(pair[0]) if pair[1] is None else pair[1], pairs)
     wheels = [locked_wheel(file, size) for file, size in zip(hashed, known, strict=True)]
     wheels.sort(key=lambda wheel: wheel.name)
-    return Lock(target=question.target, wheels=tuple(wheels), yanked=tuple(sorted(yanked.items())))
+    return Lock(target=session.target, wheels=tuple(wheels), yanked=tuple(sorted(yanked.items())))
 
 
 def locked_wheel(file: IndexFile, size: int) -> LockedWheel:
     """A file of an index as part of a lock."""
-    assert file.sha256 is not None, "complete() refuses files without a hash"
-    version, sha256 = str(file.version), file.sha256
-    return LockedWheel(name=file.name, version=version, filename=file.filename, sha256=sha256, size=size, url=file.url)
+    assert file.sha256 is not None, "complete_lock refuses files without a hash"
+    name, version = file.name, str(file.version)
+    return LockedWheel(name=name, version=version, filename=file.filename, sha256=file.sha256, size=size, url=file.url)
 
 
-def _is_file(requirement: Requirement) -> bool:
-    return (requirement.url or "").startswith("file:")
-
-
-def _pin_fault(file: IndexFile, why: str, todo: str) -> Fault:
-    return Fault(f"{file.name}=={file.version}", why, todo)
-
-
-def _confusion(question: Question, file: IndexFile) -> Fault | None:
+def _find_confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     """The fault of a file that another place has under the same name with other bytes ("dependency confusion")."""
-    settings = question.settings
+    settings = session.settings
     folders = [Path(place) for place in settings.find_links if "://" not in place]
     paths = [folder / file.filename for folder in folders if (folder / file.filename).is_file()]
     files = [index_file(path.as_uri()) for path in paths]
     pages = len(settings.indexes) + len(settings.find_links) - len(folders) + (local_path(file.url) is not None)
-    files += question.files(file.name) if pages > 1 else ()
-    same_name = (_hashed(it) for it in files if it is not None and it.filename == file.filename)
+    files += session.files(file.name) if pages > 1 else ()
+    same_name = (_with_hash(it) for it in files if it is not None and it.filename == file.filename)
     others = [it for it in same_name if it.sha256 not in {None, file.sha256}]
     if file.sha256 is None or not others:
         return None
     here, there = (f"{bare_url(it.url)} with {it.sha256}" for it in (file, others[0]))
     todo = "find out which is right, and leave the index or folder that has the other out of pip's or uv's settings"
-    return _pin_fault(file, f"{file.filename} is at {here}, and at {there}", todo)
+    return Fault(f"{file.name}=={file.version}", f"{file.filename} is at {here}, and at {there}", todo)
 
 
-def _hashed(file: IndexFile) -> IndexFile:
+def _with_hash(file: IndexFile) -> IndexFile:
     """The file with its sha256, which is computed where the file is in a folder of this machine."""
     path = local_path(file.url) if file.sha256 is None else None
     if path is None:
@@ -220,7 +210,7 @@ class Relaxed(NamedTuple):
 class Limits(NamedTuple):
     """What a resolver has to observe when it adds distributions."""
 
-    before: str | None = None
+    as_of: str | None = None
     """It adds only what was uploaded before this moment; None for any."""
     relaxed: tuple[Relaxed, ...] = ()
 
@@ -233,71 +223,75 @@ class UnsolvedError(Exception):
         self.undated = undated
 
 
-def fill(question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]) -> tuple[T, tuple[str, ...]]:
-    """Resolve as of the date in the question's gaps; if nothing fits, as of a later date, or without one.
+def fill_gaps(
+    session: IndexSession, resolve: Callable[[Limits], T], pinned: Callable[[], Lock]
+) -> tuple[T, tuple[str, ...]]:
+    """Resolve as of the date in the session's gaps; if nothing fits, as of a later date, or without one.
 
-    It also returns remarks on the date. `resolve` raises UnsolvedError if nothing fits. `pinned` locks the requirements
-    alone; only if they contradict each other, the contradicted requirements are relaxed. LockError if that fails too.
+    It also returns warnings about the date. `resolve` raises UnsolvedError if nothing fits. `pinned` locks the
+    requirements alone; only if they contradict each other, the contradicted requirements are relaxed. LockError if that
+    fails too.
     """
-    before = question.gaps.before if question.gaps else None
+    recorded = session.gaps.before if session.gaps else None
     try:
-        return resolve(Limits(before=before)), ()
+        return resolve(Limits(as_of=recorded)), ()
     except UnsolvedError as error:
         first = error
     try:
-        newest, relaxed = _newest(question, resolve, pinned, first)
+        newest, relaxed = _resolve_newest(session, resolve, pinned, first)
     except UnsolvedError as error:
-        raise failure(question, str(error)) from error
-    if before is None:
+        raise explain_failure(session, str(error)) from error
+    if recorded is None:
         return newest, ()
     now = "what the record lacks is taken from all releases that the index has now"
     if first.undated:
         return newest, (f"the package index does not say when files were uploaded; {now}",)
     if relaxed:
         with suppress(UnsolvedError):
-            return resolve(Limits(before=before, relaxed=relaxed)), ()
-    moment, found = _earliest(before, lambda moment: resolve(Limits(before=moment, relaxed=relaxed)), newest)
-    taken = f"what the record lacks is taken from those before {moment}" if moment else now
-    return found, (f"no wheels uploaded before {before} fit together; {taken}",)
+            return resolve(Limits(as_of=recorded, relaxed=relaxed)), ()
+    as_of, found = _resolve_earliest(recorded, lambda as_of: resolve(Limits(as_of=as_of, relaxed=relaxed)), newest)
+    taken = f"what the record lacks is taken from those before {as_of}" if as_of else now
+    return found, (f"no wheels uploaded before {recorded} fit together; {taken}",)
 
 
-def _newest(
-    question: Question, resolve: Callable[[Limits], T], pinned: Callable[[], Lock], error: UnsolvedError
+def _resolve_newest(
+    session: IndexSession, resolve: Callable[[Limits], T], pinned: Callable[[], Lock], error: UnsolvedError
 ) -> tuple[T, tuple[Relaxed, ...]]:
     """Resolve without a date, and with relaxed requirements if that is needed."""
-    if question.gaps and question.gaps.before:
+    if session.gaps and session.gaps.before:
         try:
             return resolve(Limits()), ()
         except UnsolvedError as undated:
             error = undated
-    relaxed = tuple(_contradicted(question, pinned())) if question.gaps else ()
+    relaxed = tuple(_find_contradicted(session, pinned())) if session.gaps else ()
     if not relaxed:
         raise error
     return resolve(Limits(relaxed=relaxed)), relaxed
 
 
-def _earliest(before: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
-    """Find the first of the moments at intervals after `before` that has a solution; None where only now has one."""
-    start = datetime.fromisoformat(before)
-    low, high, moment, found = 0, max((datetime.now(UTC) - start) // _INTERVAL, 0) + 1, None, newest
+def _resolve_earliest(recorded: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
+    """Find the first of the moments at intervals after the recorded one that has a solution; None if only now has."""
+    start = datetime.fromisoformat(recorded)
+
+    low, high, as_of, found = 0, max((datetime.now(UTC) - start) // _INTERVAL, 0) + 1, None, newest
     while high - low > 1:
         middle = (low + high) // 2
         tried = (start + middle * _INTERVAL).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
-            moment, found, high = tried, resolve(tried), middle
+            as_of, found, high = tried, resolve(tried), middle
         except UnsolvedError:
             low = middle
-    return moment, found
+    return as_of, found
 
 
-def _contradicted(question: Question, pins: Lock) -> Iterator[Relaxed]:
+def _find_contradicted(session: IndexSession, pins: Lock) -> Iterator[Relaxed]:
     """Find the pinned distributions that require what other pins do not satisfy."""
     versions = {wheel.name: wheel.version for wheel in pins.wheels}
-    bounds = [Requirement(text) for text in (question.gaps.versions if question.gaps else ())]
+    bounds = [Requirement(text) for text in (session.gaps.versions if session.gaps else ())]
     versions |= {str(canonicalize_name(it.name)): version for it in bounds if (version := exact_version(it))}
-    extras_of = {str(canonicalize_name(it.name)): tuple(sorted(it.extras)) for it in question.requirements}
-    environment = marker_environment(question.target)
-    for wheel, facts in zip(pins.wheels, question.reader.all_facts(pins.wheels), strict=True):
+    extras_of = {str(canonicalize_name(it.name)): tuple(sorted(it.extras)) for it in session.requirements}
+    environment = marker_environment(session.target)
+    for wheel, facts in zip(pins.wheels, session.reader.all_facts(pins.wheels), strict=True):
         extras = extras_of.get(wheel.name, ())
         environments = [environment | {"extra": extra} for extra in ("", *extras)]
         relaxed, requires = False, []

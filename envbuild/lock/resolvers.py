@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,15 @@ from envbuild.lock.faults import Fault, UnlockableError
 from envbuild.lock.formats import toml_string
 from envbuild.lock.index import IndexFile, in_parallel, index_file
 from envbuild.lock.model import Lock, Target, best_wheel, glibc_minor, ranked_tags
-from envbuild.lock.resolution import Limits, Question, UnsolvedError, complete, failure, fill, open_question
+from envbuild.lock.resolution import (
+    IndexSession,
+    Limits,
+    UnsolvedError,
+    complete_lock,
+    explain_failure,
+    fill_gaps,
+    open_session,
+)
 from envbuild.lock.settings import IndexSettings, pip_environment, uv_environment, uv_program
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
@@ -36,8 +45,7 @@ _UV_UNDATED = "is missing an upload date"
 """uv's message for a file without upload date, when a date was given."""
 _YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 """uv's warning of a withdrawn release, with its reason."""
-_Offer = tuple[IndexFile, int | None]
-"""A wheel and its size in bytes, where the index gives it."""
+
 _PIP_OPTIONS = (
     "--generate-hashes", "--allow-unsafe", "--strip-extras", "--quiet", "--no-config", "--no-header", "--no-annotate",
     "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options", "--rebuild",
@@ -54,16 +62,22 @@ Pins = Mapping[str, tuple[Version, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Resolver:
-    """Where a resolver looks."""
+class Resolver(ABC):
+    """Turns requirements into exact wheels; adds their dependencies only when there are gaps to fill."""
 
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
     cache: Path | None = None
     """Where facts of wheels are kept."""
 
+    @abstractmethod
+    def resolve(
+        self, requirements: tuple[str, ...], target: Target, gaps: Gaps | None = None, *, local: bool = False
+    ) -> Lock:
+        """Lock all requirements, `local` from folders only; LockError names all that cannot be locked at once."""
 
-class UvResolver(_Resolver):
+
+class UvResolver(Resolver):
     """Resolves with `uv pip compile`."""
 
     def resolve(
@@ -71,19 +85,19 @@ class UvResolver(_Resolver):
     ) -> Lock:
         """As `Resolver.resolve`."""
         platforms = uv_platforms(target)
-        with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
+        with open_session(requirements, target, self.settings, self.cache, gaps, local=local) as session:
             alone = partial(self.resolve, requirements, target, local=local)
-            done, remarks = fill(question, partial(_uv_compile, question, platforms), alone)
+            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms), alone)
             try:
                 packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
             except (tomllib.TOMLDecodeError, PylockValidationError) as error:
                 todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
                 raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
             # A requirement that is a file is an archive there.
-            offers = [_chosen(it, target) for it in packages if it.archive is None]
-            files, sizes = [file for file, _ in offers], [size for _, size in offers]
+            chosen = [_choose_wheel(it, target) for it in packages if it.archive is None]
+            files, sizes = [file for file, _ in chosen], [size for _, size in chosen]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
-            return replace(complete(question, files, sizes, yanked), remarks=remarks)
+            return replace(complete_lock(session, files, sizes, yanked), date_warnings=date_warnings)
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -110,52 +124,53 @@ class Tree:
     """Names whose preferred version does not count."""
 
 
-def resolve_tree(question: Question, tree: Tree) -> dict[str, str]:
+def resolve_tree(session: IndexSession, tree: Tree) -> dict[str, str]:
     """The version of each distribution that the requirements need, by normalised name; LockError with uv's message."""
     files = {"constraints.txt": tree.constraints, "overrides.txt": tree.overrides, "pins.txt": tree.preferred}
     options = ["--constraint", "constraints.txt", "--override", "overrides.txt", "--no-annotate", "-o", "pins.txt"]
     options += [option for name in tree.upgraded for option in ("--upgrade-package", name)]
     texts = {name: "".join(f"{it}\n" for it in lines) for name, lines in files.items()}
-    done = _run(question, uv_platforms(question.target)[-1], options, texts)
+    done = _run_uv(session, uv_platforms(session.target)[-1], options, texts)
     if done.returncode:
-        raise failure(question, done.stderr)
+        raise explain_failure(session, done.stderr)
     found = (line.partition("==") for line in done.stdout.splitlines() if "==" in line and not line.startswith("#"))
     return {canonicalize_name(name): version.split()[0] for name, _, version in found}
 
 
-def _uv_compile(question: Question, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
+def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
     """Choose a wheel for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
-    options, files = _filling(question, limits)
+    options, files = _gap_options(session, limits)
     options = ["--format", "pylock.toml", *options]
-    done = first = _run(question, platforms[0], options, files)
+    done = first = _run_uv(session, platforms[0], options, files)
     if done.returncode == _UV_UNSOLVED and platforms[1:]:
         # The wheels that uv chose for a later glibc are checked against the target's afterwards.
-        done = _run(question, platforms[1], options, files)
+        done = _run_uv(session, platforms[1], options, files)
     if not done.returncode:
         return done
     if first.returncode == _UV_UNSOLVED:
         raise UnsolvedError(first.stderr, undated=_UV_UNDATED in first.stderr)
-    raise failure(question, first.stderr)
+    raise explain_failure(session, first.stderr)
 
 
-def _run(
-    question: Question, platform: str, options: Sequence[str], files: Mapping[str, str]
+def _run_uv(
+    session: IndexSession, platform: str, options: Sequence[str], files: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run uv in a folder with these files alone, so that it finds no project's settings."""
-    target = ["--python", sys.executable, "--python-version", question.target.python, "--python-platform", platform]
-    common = ["--no-header", "--only-binary", ":all:", *target, *([] if question.settings.default else ["--no-index"])]
+    target = ["--python", sys.executable, "--python-version", session.target.python, "--python-platform", platform]
+    common = ["--no-header", "--only-binary", ":all:", *target, *([] if session.settings.default else ["--no-index"])]
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         for name, text in files.items():
             path = Path(folder) / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         command = [uv_program(), "pip", "compile", "-", *common, *options]
-        return resolution.run_resolver(command, folder, uv_environment(question.settings), question.text)
+        text = "".join(f"{it}\n" for it in session.requirements)
+        return resolution.run_resolver(command, folder, uv_environment(session.settings), text)
 
 
-def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, str]]:
+def _gap_options(session: IndexSession, limits: Limits) -> tuple[list[str], dict[str, str]]:
     """The options that add what is missing, within the limits, and their files."""
-    gaps = question.gaps
+    gaps = session.gaps
     if gaps is None:
         return ["--no-deps"], {}
     replaced = [(Requirement(before), after) for before, after in gaps.replaced]
@@ -171,9 +186,9 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         files[f"{it.name}/pyproject.toml"] = "\n".join([*lines, f"dependencies = [{toml_string(after)}]", ""])
         files[f"{it.name}.txt"] = f"./{it.name}\n"
         options += [f"{it.name}.txt", "--no-emit-package", it.name]
-    if limits.before:
-        pinned = [it.name for it in question.requirements if exact_version(it)]  # they are what they are
-        options += ["--exclude-newer", limits.before]
+    if limits.as_of:
+        pinned = [it.name for it in session.requirements if exact_version(it)]  # they are what they are
+        options += ["--exclude-newer", limits.as_of]
         options += [option for name in pinned for option in ("--exclude-newer-package", f"{name}=false")]
     if limits.relaxed:  # metadata that uv uses instead of the wheels'
         tables = (
@@ -184,13 +199,13 @@ def _filling(question: Question, limits: Limits) -> tuple[list[str], dict[str, s
         )  # fmt: skip
         files["uv.toml"] = "\n".join(line for table in tables for line in table)
         # With UV_NO_CONFIG, as for --offline, uv reads only a file that is named.
-        options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(question.settings) else []
+        options += ["--config-file", "uv.toml"] if "UV_NO_CONFIG" in uv_environment(session.settings) else []
     return options, files
 
 
-def _chosen(package: Package, target: Target) -> _Offer:
+def _choose_wheel(package: Package, target: Target) -> tuple[IndexFile, int | None]:
     """The one wheel of a package for the target, and its size where the index gives it."""
-    offers: list[_Offer] = []
+    offers: list[tuple[IndexFile, int | None]] = []
     for wheel in package.wheels or ():
         sha256 = wheel.hashes.get("sha256")
         file = index_file(f"{wheel.url}#sha256={sha256}" if sha256 else wheel.url) if wheel.url else None
@@ -201,7 +216,7 @@ def _chosen(package: Package, target: Target) -> _Offer:
     return best
 
 
-class PipToolsResolver(_Resolver):
+class PipToolsResolver(Resolver):
     """Resolves with `pip-compile`, which knows only the interpreter that runs it."""
 
     def resolve(
@@ -211,20 +226,20 @@ class PipToolsResolver(_Resolver):
         check_host(target)
         if local and gaps is None:  # pip-compile would look for their dependencies in the folders as well
             return UvResolver(settings=self.settings, cache=self.cache).resolve(requirements, target, local=True)
-        with open_question(requirements, target, self.settings, self.cache, gaps, local=local) as question:
+        with open_session(requirements, target, self.settings, self.cache, gaps, local=local) as session:
             try:
                 # pip cannot override what a distribution requires, so nothing is relaxed.
                 alone = partial(Lock, target=target, wheels=())
-                pins_text, remarks = fill(question, partial(_pip_compile, question), alone)
+                pins_text, date_warnings = fill_gaps(session, partial(_pip_compile, session), alone)
             except LockError as error:
                 if isinstance(error.__cause__, UnsolvedError) and not isinstance(error, UnlockableError):
                     error.todo = f"{_USE_UV}; or {error.todo}"
                 raise
             pins = parse_pins(pins_text)
             if gaps is None:
-                names = {canonicalize_name(it.name) for it in question.requirements}
+                names = {canonicalize_name(it.name) for it in session.requirements}
                 pins = {name: pin for name, pin in pins.items() if name in names}
-            files = in_parallel(lambda name: _pip_wheel(question, name, pins), sorted(pins))
+            files = in_parallel(lambda name: _pip_wheel(session, name, pins), sorted(pins))
             chosen = [file for file in files if isinstance(file, IndexFile)]
             faults = [fault for fault in files if isinstance(fault, Fault)]
             # Unlike uv, pip-compile cannot be told to leave a distribution out.
@@ -232,9 +247,9 @@ class PipToolsResolver(_Resolver):
             excluded = sorted(pins.keys() & set(gaps.without if gaps else ()))
             faults += [Fault(f"{it}=={pins[it][0]}", why, _USE_UV) for it in excluded]
             if faults:
-                raise UnlockableError(faults, target, where=question.settings.places)
+                raise UnlockableError(faults, target, where=session.settings.places)
             yanked = {str(file.name): file.yanked for file in chosen if file.yanked is not None}
-            return replace(complete(question, chosen, [None] * len(chosen), yanked), remarks=remarks)
+            return replace(complete_lock(session, chosen, [None] * len(chosen), yanked), date_warnings=date_warnings)
 
 
 def check_host(target: Target) -> None:
@@ -264,29 +279,29 @@ def parse_pins(text: str) -> Pins:
     return pins
 
 
-def _pip_compile(question: Question, limits: Limits) -> str:
+def _pip_compile(session: IndexSession, limits: Limits) -> str:
     """Run pip-compile in an empty folder, so that it finds no project's settings; return the pins that it wrote."""
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         folder = Path(name)
         asked, answer, bounds = folder / "requirements.in", folder / "requirements.txt", folder / "constraints.txt"
-        asked.write_text(question.text)
-        bounds.write_text("".join(f"{it}\n" for it in (question.gaps.versions if question.gaps else ())))
+        asked.write_text("".join(f"{it}\n" for it in session.requirements))
+        bounds.write_text("".join(f"{it}\n" for it in (session.gaps.versions if session.gaps else ())))
         command = [sys.executable, "-P", "-m", "piptools", "compile", *_PIP_OPTIONS, "--constraint", str(bounds)]
-        command += ["--uploaded-prior-to", limits.before] if limits.before else []
+        command += ["--uploaded-prior-to", limits.as_of] if limits.as_of else []
         command += ["--output-file", str(answer), str(asked)]
-        done = resolution.run_resolver(command, name, pip_environment(question.settings))
+        done = resolution.run_resolver(command, name, pip_environment(session.settings))
         if not done.returncode:
             return answer.read_text() if answer.exists() else ""
     if any(text in done.stderr for text in (_PIP_UNDATED, *_PIP_UNSOLVED)):
         raise UnsolvedError(done.stderr, undated=_PIP_UNDATED in done.stderr)
-    raise failure(question, done.stderr)
+    raise explain_failure(session, done.stderr)
 
 
-def _pip_wheel(question: Question, name: str, pins: Pins) -> IndexFile | Fault:
+def _pip_wheel(session: IndexSession, name: str, pins: Pins) -> IndexFile | Fault:
     """The wheel of a pin for the target, as the index describes it; its hash must be one that pip-tools found."""
     version, hashes = pins[name]
-    files = [file for file in question.files(name) if file.is_wheel and file.version == version]
-    best = best_wheel(((file.filename, file) for file in files), question.target)
+    files = [file for file in session.files(name) if file.is_wheel and file.version == version]
+    best = best_wheel(((file.filename, file) for file in files), session.target)
     if best is None:
         raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo=_USE_UV)
     if best.sha256 is not None and best.sha256.hex not in hashes:

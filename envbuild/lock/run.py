@@ -12,7 +12,7 @@ from envbuild.errors import LockError, counted
 from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
 from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, why_foreign
-from envbuild.lock.identity import Absent, Proof, allowed_files, prove
+from envbuild.lock.identity import Absence, Proof, choose_allowed_files, prove_identity
 from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
     Change,
@@ -24,9 +24,9 @@ from envbuild.lock.lock import (
     required_distributions,
     upgraded_pins,
 )
-from envbuild.lock.model import Lock, LockedWheel, Resolver, Target, same_version
-from envbuild.lock.resolution import Question, locked_wheel, open_question, parsed_requirements
-from envbuild.lock.resolvers import PipToolsResolver, Tree, UvResolver, resolve_tree
+from envbuild.lock.model import Lock, LockedWheel, Target, same_version
+from envbuild.lock.resolution import IndexSession, locked_wheel, open_session, parsed_requirements
+from envbuild.lock.resolvers import PipToolsResolver, Resolver, Tree, UvResolver, resolve_tree
 from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.lock.sources import (
     Commit,
@@ -54,11 +54,11 @@ class Options:
     resolver: Literal["uv", "pip-tools"] = "uv"
     settings: IndexSettings | None = None
     """Where to look; None for pip's and uv's own settings."""
-    build: bool = False
-    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    build_from_source: bool = False
+    """Whether distributions without a wheel may be built from source, which runs their projects' own code."""
     upgrade: tuple[str, ...] = ()
     """`name` or `name==version`: what is to be newer than in the run."""
-    fixed: tuple[str, ...] = ()
+    not_upgraded: tuple[str, ...] = ()
     """Names that an upgrade never moves: the framework's."""
     extras: tuple[str, ...] = ()
     """Requirements to add under the lock."""
@@ -75,8 +75,8 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LockedRun:
-    """The lock of a run, and how it differs from the run."""
+class LockResult:
+    """The lock for a run, and how it differs from what the run had."""
 
     lock: Lock
     proof: Proof
@@ -92,7 +92,7 @@ class LockedRun:
     """What was built, by name, and from what."""
     warnings: tuple[str, ...] = ()
     """How the lock may differ from the run: dates that were moved, wheels that the record does not name."""
-    remarks: tuple[str, ...] = ()
+    source_notes: tuple[str, ...] = ()
     """Which wheels were taken because they are the run's own, or from another place than in the record."""
     left_out: tuple[tuple[str, str], ...] = ()
     """Distributions of the run that were dropped or are of no use on Linux, by name, and why."""
@@ -104,7 +104,8 @@ class LockedRun:
         added = [f"added: {', '.join(self.added)}"] if self.added else []
         conflicts = (f"{it}, {'as' if it.of_run else 'unlike'} in the run" for it in self.conflicts)
         left = [f"{name} is left out: {why}" for name, why in self.left_out]
-        return [self.proof.summary, *left, *map(str, self.changes), *added, *self.remarks, *yanked, *built, *conflicts]
+        changes = map(str, self.changes)
+        return [self.proof.summary, *left, *changes, *added, *self.source_notes, *yanked, *built, *conflicts]
 
 
 def lock_run(
@@ -113,7 +114,7 @@ def lock_run(
     distributions: Sequence[Distribution],
     options: Options,
     gaps: Gaps | None = None,
-) -> LockedRun:
+) -> LockResult:
     """Lock a run's requirements, with its own files where an index has them; UnlockableError names every fault."""
     settings = options.settings or read_settings()
     if settings.offline and not settings.find_links:
@@ -124,17 +125,17 @@ def lock_run(
         kept = required_distributions(parsed_requirements(requirements), distributions)
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
-        run = _finish_lock(first, distributions, options, direct)
-    completed = (gaps.before or "none") if gaps else None
-    return replace(run, lock=replace(run.lock, exclude_newer=completed))
+        result = _finish_lock(first, distributions, options, direct)
+    as_of = (gaps.before or "none") if gaps else None
+    return replace(result, lock=replace(result.lock, as_of=as_of))
 
 
-def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockedRun:
+def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockResult:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
-    options = replace(options, fixed=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
+    options = replace(options, not_upgraded=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
     options = replace(options, system=run.platform.system)
     locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
-    return replace(locked, warnings=(*locked.warnings, *_doubts(locked, run, stack.distribution)))
+    return replace(locked, warnings=(*locked.warnings, *_record_warnings(locked, run, stack.distribution)))
 
 
 def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tuple[Lock, tuple[str, ...]]:
@@ -143,8 +144,8 @@ def lock_extras(locked: Lock, extras: tuple[str, ...], options: Options) -> tupl
     LockError names both sides where an extra and the lock exclude each other.
     """
     settings = options.settings or read_settings()
-    with open_question((), locked.target, settings, options.cache) as question:
-        return _extend(locked, extras, _resolver(options, settings), question)
+    with open_session((), locked.target, settings, options.cache) as session:
+        return _extend(locked, extras, _resolver(options, settings), session)
 
 
 def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lock:
@@ -155,53 +156,54 @@ def lock_above(requirements: Sequence[str], below: Lock, options: Options) -> Lo
     added = Lock(target=whole.target, wheels=wheels, yanked=tuple(it for it in whole.yanked if it[0] not in names))
     # The new wheels may require what the run lacked although its own wheels require it too: an override hides that.
     pins = {it.name: it.version for it in whole.wheels}
-    with open_question((), whole.target, options.settings, options.cache) as question:
-        declared = question.reader.all_facts(added.wheels)
+    with open_session((), whole.target, options.settings, options.cache) as session:
+        declared = session.reader.all_facts(added.wheels)
         conflicts = find_conflicts(added.wheels, declared, whole.target, pins)
     missing = tuple(it.requirement for it in conflicts if it.version is None)
     if not missing:
         return added
-    with open_question(missing, whole.target, options.settings, options.cache) as question:
-        found = resolve_tree(question, Tree(constraints=constraints_of(whole, question)))
+    with open_session(missing, whole.target, options.settings, options.cache) as session:
+        found = resolve_tree(session, Tree(constraints=constraints_of(whole, session)))
     more = tuple(f"{name}=={version}" for name, version in found.items() if name not in pins)
     return join_locks(added, lock_run(more, whole.target, (), replace(options, extras=(), upgrade=())).lock)
 
 
-def useless(requirements: Sequence[str], below: Lock, above: Lock, options: Options) -> Iterator[str]:
+def find_unused(requirements: Sequence[str], below: Lock, above: Lock, options: Options) -> Iterator[str]:
     """Name the requirements locked above a lock that add nothing: another machine's, or unknown extras."""
     locked = {it.name: it for it in (*below.wheels, *above.wheels)}
     environment = marker_environment(below.target)
-    with open_question(tuple(requirements), below.target, options.settings, options.cache) as question:
-        for it in question.requirements:
+    with open_session(tuple(requirements), below.target, options.settings, options.cache) as session:
+        for it in session.requirements:
             if it.marker and not it.marker.evaluate(dict(environment)):
                 yield f"{it} adds nothing: its marker does not hold in this image"
                 continue
             wheel = locked.get(canonicalize_name(it.name)) if it.extras else None
-            known = question.reader.extras(wheel) if wheel else None
+            known = session.reader.extras(wheel) if wheel else None
             if wheel and known is not None and (unknown := sorted(set(map(canonicalize_name, it.extras)) - known)):
                 yield f"{wheel.name} {wheel.version} has no extra {', '.join(unknown)}: {it} adds nothing for it"
 
 
-def confirm(run: LockedRun, cache: Path, checked: Mapping[Digest, Collection[str]] | None = None) -> LockedRun:
+def verify_files(
+    locked: LockResult, cache: Path, verified_members: Mapping[Digest, Collection[str]] | None = None
+) -> LockResult:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    What is identical stays so only if each file is as in RECORD; `checked` ones were compared already, by wheel.
+    A wheel stays identical only if each of its files is as in RECORD; `verified_members` were compared already, by
+    wheel.
     """
     with LateClient(IndexSettings(default=None)) as client:
-        reader = FactReader(client, cache, checked)
-        false = reader.false_claims(run.lock.wheels)
-        identical = {it.name for it in run.proof.those("identical")}
-        wheels = [it for it in run.lock.wheels if it.name in identical]
+        reader = FactReader(client, cache, verified_members)
+        false = reader.find_false_claims(locked.lock.wheels)
+        identical = {it.name for it in locked.proof.with_outcome("identical")}
+        wheels = [it for it in locked.lock.wheels if it.name in identical]
         facts, mismatches = reader.all_facts(wheels), reader.mismatches(wheels)
     if false:
         what = f"the index showed other metadata than the files have: {', '.join(wheel.filename for wheel in false)}"
         todo = "find out why before using these files; the statements about their identity are not valid"
         raise LockError(what, where="range requests", todo=todo)
-    doubts = {}
-    for wheel, known, mismatch in zip(wheels, facts, mismatches, strict=True):
-        if doubt := (known.doubt if known else "") or mismatch:
-            doubts[wheel.name] = doubt
-    return replace(run, proof=run.proof.doubted(doubts))
+    triples = zip(wheels, facts, mismatches, strict=True)
+    reasons = {wheel.name: (known.doubt if known else "") or mismatch for wheel, known, mismatch in triples}
+    return replace(locked, proof=locked.proof.with_unknown({name: why for name, why in reasons.items() if why}))
 
 
 def refuse_changed(before: Lock, after: Lock, where: str) -> None:
@@ -236,14 +238,14 @@ def _first_lock(
     """Lock; where that fails, raise the glibc, leave out what is for other systems, build wheels, and lock again."""
 
     def attempt(settings: IndexSettings, without: Collection[str] = ()) -> Lock:
-        with open_question((), target, settings, options.cache) as question:
+        with open_session((), target, settings, options.cache) as session:
             return lock(
                 tuple(it for it in requirements if name_of(it) not in without),
                 target,
                 _resolver(options, settings),
                 distributions,
                 gaps,
-                prefer=lambda it: allowed_files(it, distributions, question),
+                prefer=lambda it: choose_allowed_files(it, distributions, session),
                 direct=direct,
             )
 
@@ -259,7 +261,7 @@ def _first_lock(
                 reasons = {it.name: why_foreign(it, options.system, client) for it in error.faults}
             left_out = {name: why for name, why in reasons.items() if why}
         faults = [it for it in error.faults if it.name not in left_out]
-        sources = _sources(faults, distributions, settings) if options.build or not faults else None
+        sources = _find_sources(faults, distributions, settings) if options.build_from_source or not faults else None
         if sources is None:
             raise UnlockableError(faults, target, where=error.where) from error
     outcomes = [build_wheel(source, target, settings, options.cache, options.reporter) for source in sources]
@@ -271,7 +273,7 @@ def _first_lock(
     return _FirstLock(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
 
 
-def _sources(
+def _find_sources(
     faults: Iterable[Fault], distributions: Iterable[Distribution], settings: IndexSettings
 ) -> tuple[Commit | LockedWheel, ...] | None:
     """What a wheel of each fault can be built from; None when there is nothing for one of them."""
@@ -294,9 +296,9 @@ def _resolver(options: Options, settings: IndexSettings) -> Resolver:
 
 
 def _extend(
-    locked: Lock, extras: Sequence[str], resolver: Resolver, question: Question
+    locked: Lock, extras: Sequence[str], resolver: Resolver, session: IndexSession
 ) -> tuple[Lock, tuple[str, ...]]:
-    pins = extra_pins(locked, extras, resolver, question)
+    pins = extra_pins(locked, extras, resolver, session)
     if not pins:
         return locked, ()
     joined = join_locks(locked, resolver.resolve(pins, locked.target))
@@ -305,7 +307,7 @@ def _extend(
 
 def _finish_lock(
     first: _FirstLock, distributions: Sequence[Distribution], options: Options, direct: Mapping[str, Direct | Fault]
-) -> LockedRun:
+) -> LockResult:
     """Upgrade and extend a lock where the options say so, and compare it with the run."""
     locked, settings, target = first.lock, first.settings, first.lock.target
     resolver = _resolver(options, settings)
@@ -313,28 +315,27 @@ def _finish_lock(
     added: tuple[str, ...] = ()
     folders = tuple(dict.fromkeys(str(it.path.parent) for it in direct.values() if isinstance(it, Direct)))
     places = replace(settings, find_links=(*folders, *settings.find_links))
-    with open_question((), target, places, options.cache) as question:
+    with open_session((), target, places, options.cache) as session:
         if options.upgrade:
-            pins = upgraded_pins(locked, options.upgrade, options.fixed, question)
+            pins = upgraded_pins(locked, options.upgrade, options.not_upgraded, session)
             after = lock(pins, locked.target, resolver, distributions, direct=direct)
-            locked, changes = after, explain_changes(locked, after, options.upgrade, question)
+            locked, changes = after, explain_changes(locked, after, options.upgrade, session)
         if options.extras:
-            locked, added = _extend(locked, options.extras, resolver, question)
-        swapped = (it for it in options.changes if it.before)
-        absent = {it.name: Absent(it.reason, name_of(it.after or "")) for it in swapped}
-        absent |= {name: Absent(why) for name, why in first.left_out}
-        locked, proof, remarks = prove(locked, distributions, question, options.reporter, absent)
-        facts = question.reader.all_facts(locked.wheels)
-    conflicts = _conflicts(locked, facts, distributions, options.changes)
+            locked, added = _extend(locked, options.extras, resolver, session)
+        absent = {it.name: Absence(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
+        absent |= {name: Absence(why) for name, why in first.left_out}
+        locked, proof, own_wheels = prove_identity(locked, distributions, session, options.reporter, absent)
+        facts = session.reader.all_facts(locked.wheels)
+    conflicts = _compare_conflicts(locked, facts, distributions, options.changes)
     names = {wheel.name for wheel in locked.wheels}
     pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
     owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
-    dropped = {}
+    drop_reasons = {}
     for name in options.dropped:
         dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
         why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
-        dropped[name] = f"{REASON}; {why}"
-    return LockedRun(
+        drop_reasons[name] = f"{REASON}; {why}"
+    return LockResult(
         lock=replace(locked, owners=tuple(sorted(owners.items())), dropped=options.dropped),
         proof=proof,
         changes=changes,
@@ -342,21 +343,21 @@ def _finish_lock(
         conflicts=conflicts,
         required=find_required(locked.wheels, facts, target),
         built=tuple((source.name, describe_source(source)) for source in first.built),
-        warnings=first.lock.remarks,
-        remarks=(*remarks, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
-        left_out=(*dropped.items(), *first.left_out),
+        warnings=first.lock.date_warnings,
+        source_notes=(*own_wheels, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
+        left_out=(*drop_reasons.items(), *first.left_out),
     )
 
 
-def _conflicts(
+def _compare_conflicts(
     locked: Lock,
     facts: Sequence[WheelFacts | None],
     distributions: Iterable[Distribution],
     changes: Iterable[PinChange],
 ) -> tuple[Conflict, ...]:
     """The lock's conflicts, each with whether the run had it too; what was replaced counts with its old version."""
-    swapped = (it for it in changes if it.before and it.after and "==" in it.before)
-    pins = {it.name: f"{it.before}".partition("==")[2] for it in swapped}
+    replaced = (it for it in changes if it.before and it.after and "==" in it.before)
+    pins = {it.name: f"{it.before}".partition("==")[2] for it in replaced}
     pins |= {wheel.name: wheel.version for wheel in locked.wheels}
     had = {str(canonicalize_name(it.name)): it.version for it in distributions}
     return tuple(
@@ -365,9 +366,9 @@ def _conflicts(
     )
 
 
-def _doubts(locked: LockedRun, run: TrainingManifest, framework: str) -> Iterator[str]:
+def _record_warnings(locked: LockResult, run: TrainingManifest, framework: str) -> Iterator[str]:
     """Warn of wheels that the record does not name, and of what the framework requires and a guessed record lacks."""
-    if named := locked.proof.those("added"):
+    if named := locked.proof.with_outcome("added"):
         added = ", ".join(f"{it.name}=={it.version}" for it in named)
         many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"
         yield f"the record does not name {many}, and the run may have had other versions: {added}"

@@ -79,7 +79,7 @@ def local_path(url: str) -> Path | None:
     return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
-def asked_url(url: str, project: str = "") -> str:
+def page_url(url: str, project: str = "") -> str:
     """The address of an index's page, of `project` if named, without login; the query stays, as it may be a token."""
     parts = urlsplit(url)
     path = f"{parts.path.rstrip('/')}/{project}/" if project else parts.path
@@ -110,19 +110,7 @@ def read_settings(find_links: Sequence[Path] = (), *, offline: bool = False) -> 
     pip's indexes count when uv has none of its own; pip's `find-links` count always. The folders in `find_links` come
     before those; LockError when one does not exist. `offline` leaves only the folders of this machine.
     """
-    folders = tuple(_folder(path) for path in find_links)
-    settings = _read_settings()
-    settings = replace(settings, find_links=tuple(dict.fromkeys((*folders, *settings.find_links))))
-    return folders_only(settings) if offline else settings
-
-
-def folders_only(settings: IndexSettings) -> IndexSettings:
-    """Leave only the folders of this machine."""
-    links = tuple(place for place in settings.find_links if "://" not in place)
-    return replace(settings, default=None, extra=(), find_links=links, from_pip=False, offline=True)
-
-
-def _read_settings() -> IndexSettings:
+    folders = [_check_folder(path) for path in find_links]
     # Not in the threads: uv_program uses sysconfig, which two threads cannot initialise at once (Python 3.11).
     ask = partial(_uv_settings, uv_program())
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
@@ -138,15 +126,23 @@ def _read_settings() -> IndexSettings:
         indexes = IndexSettings(default=default, extra=tuple(pip.get("extra-index-url", "").split()))
     # pip ignores folders that do not exist, uv would stop.
     links = [_absolute(place) for place in (*own.find_links, *pip.get("find-links", "").split())]
-    return IndexSettings(
+    folders += [it for it in links if "://" in it or Path(it).exists()]
+    settings = IndexSettings(
         default=_with_password(indexes.default) if indexes.default else None,
         extra=tuple(map(_with_password, indexes.extra)) if indexes.default else (),
-        find_links=tuple(dict.fromkeys(it for it in links if "://" in it or Path(it).exists())),
+        find_links=tuple(dict.fromkeys(folders)),
         from_pip=from_pip,
         certificates=pip.get("cert"),
         trusted_hosts=tuple(pip.get("trusted-host", "").split()),
         keyring="subprocess" in {os.environ.get("UV_KEYRING_PROVIDER"), pip.get("keyring-provider")},
     )
+    return folders_only(settings) if offline else settings
+
+
+def folders_only(settings: IndexSettings) -> IndexSettings:
+    """Leave only the folders of this machine."""
+    links = tuple(place for place in settings.find_links if "://" not in place)
+    return replace(settings, default=None, extra=(), find_links=links, from_pip=False, offline=True)
 
 
 def uv_environment(settings: IndexSettings | None = None) -> dict[str, str]:
@@ -278,7 +274,7 @@ def _pip_name(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
 
 
-def _folder(path: Path) -> str:
+def _check_folder(path: Path) -> str:
     if not path.is_dir():
         todo = "give the folder that holds the wheels, such as `envbuild lock --download DIR` makes"
         # An address of a page may be given by mistake; a path keeps one of its slashes.

@@ -52,7 +52,7 @@ class Direct:
         """The requirement for exactly this file."""
         return f"{self.wheel.name} @ {self.path.as_uri()}"
 
-    def misfit(self, target: Target) -> Fault | None:
+    def find_fault(self, target: Target) -> Fault | None:
         """Say why the wheel cannot be used on the target; None where it can."""
         wheel = self.wheel
         if best_wheel([(wheel.filename, wheel)], target) is not None:
@@ -225,7 +225,7 @@ def _build_into(folder: Path, source: Commit | LockedWheel, target: Target, sett
         else:
             project = _check_out(source, work / "source")
         _uv_build(source, project, built, target, settings)
-        wheel = _checked_wheel(source, [*built.glob("*.whl")], target)
+        wheel = _check_built_wheel(source, [*built.glob("*.whl")], target)
         write_entry(built, _NOTE, {"filename": wheel.name, "sha256": str(Digest.of(wheel.read_bytes()))})
         remove(folder)
         built.rename(folder)
@@ -253,10 +253,10 @@ def _check_out(source: Commit, folder: Path) -> Path:
 
 
 def _git(*arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = _run(["git", *arguments], os.environ | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}, text)
+    done = _run_program(["git", *arguments], os.environ | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}, text)
     if check and done.returncode:
         command = arguments[0] if arguments[0] != "-C" else arguments[2]
-        raise _BuildFailedError(f"git {command}: {_last(done.stderr)}")
+        raise _BuildFailedError(f"git {command}: {_end_of(done.stderr)}")
     return done
 
 
@@ -267,15 +267,15 @@ def _uv_build(
     # The run's version is right for this commit, also where tags are missing or changes would be marked in it.
     environment = uv_environment(settings) | {"SOURCE_DATE_EPOCH": _EPOCH, pretended: source.version}
     # A wheel that is not pure needs an interpreter of the target's minor version; else this one serves.
-    done = _run([uv_program(), "python", "find", "--no-project", "--system", target.python_minor], environment)
+    done = _run_program([uv_program(), "python", "find", "--no-project", "--system", target.python_minor], environment)
     python = done.stdout.strip() if not done.returncode else sys.executable
     command = [uv_program(), "build", "--wheel", "--python", python, *([] if settings.default else ["--no-index"])]
-    done = _run([*command, "--out-dir", str(built), str(project)], environment)
+    done = _run_program([*command, "--out-dir", str(built), str(project)], environment)
     if done.returncode:
-        raise _BuildFailedError(_last(done.stderr or done.stdout))
+        raise _BuildFailedError(_end_of(done.stderr or done.stdout))
 
 
-def _checked_wheel(source: Commit | LockedWheel, wheels: list[Path], target: Target) -> Path:
+def _check_built_wheel(source: Commit | LockedWheel, wheels: list[Path], target: Target) -> Path:
     """The one wheel that was built; refuse another release than the run's, and what does not run on the target."""
     if len(wheels) != 1:
         raise _BuildFailedError(f"the build made {len(wheels)} wheels")
@@ -297,11 +297,11 @@ def _check_glibc(filename: str, target: Target) -> None:
         raise _BuildFailedError(f"built here it needs glibc {host.glibc}, the target has {target.glibc}")
 
 
-def _run(command: list[str], env: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run_program(command: list[str], env: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
     # A group-writable mask would go into the modes of the wheel's files.
     return subprocess.run(command, env=env, input=text, capture_output=True, text=True, check=False, umask=0o022)
 
 
-def _last(output: str) -> str:
+def _end_of(output: str) -> str:
     text = without_credentials(output).strip()
     return ("... " if len(text) > _OUTPUT else "") + text[-_OUTPUT:] if text else "it gave no reason"

@@ -9,13 +9,13 @@ from envbuild.lock.model import PACKAGE_NAME, PACKAGE_VERSION
 from envbuild.manifest.hardware import Native
 from envbuild.manifest.model import Platform
 
-_OTHERS = re.compile(
+_PROVIDED = re.compile(
     r"libc6|libc-bin|(?:lib)?python3(?:[.-].*)?|(?:lib)?python3\.\d+.*"
     r"|cuda-.*|nvidia-.*|libnv(?:idia|infer|jitlink|jpeg|toolsext|rtc|vm|fatbin|onnxparsers|parsers).*"
     r"|libcu(?:da|dnn|blas|fft|rand|solver|sparse|file|tensor|pti|inj|math).*|libn(?:ccl|pp).*"
 )
 """The C library and the interpreter are the base's, and NVIDIA's libraries the variant's or the host's."""
-_NO_MATTER = re.compile(
+_IGNORED = re.compile(
     r"libnss_.*"
     r"|lib(?:bz2|crypto|db|expat|ffi|gdbm|gdbm_compat|lzma|mpdec|ncurses|ncursesw|nsl|panelw|readline|sqlite3|ssl|tinfo|tirpc"
     r"|uuid|z|zstd)(?:-[\d.]+)?\.so.*"
@@ -51,7 +51,7 @@ class BaseContents:
     """File names of shared libraries."""
 
 
-class Missing(NamedTuple):
+class MissingPackages(NamedTuple):
     """What a base lacks of a run's system libraries."""
 
     packages: tuple[RunPackage, ...] = ()
@@ -62,14 +62,14 @@ class Missing(NamedTuple):
     """Packages that it has in another version."""
 
 
-class Chosen(NamedTuple):
+class ChosenPackages(NamedTuple):
     """Names and versions of the packages to take from a mirror, and warnings where they differ from the run's."""
 
     requests: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def find_missing(native: Native | None, base: BaseContents) -> Missing:
+def find_missing(native: Native | None, base: BaseContents) -> MissingPackages:
     """Compare the libraries that the run had loaded with what the base has."""
     lacking, others = [], []
     for it in wanted_packages(native):
@@ -79,7 +79,7 @@ def find_missing(native: Native | None, base: BaseContents) -> Missing:
         elif version != it.version:
             others.append(f"{it.name} {version} (the run had {it.version})")
     note = f"the base has other versions than the run of {len(others)} system packages: {', '.join(others)}"
-    return Missing(tuple(lacking), tuple(_without_counterpart(native, base)), (note,) if others else ())
+    return MissingPackages(tuple(lacking), tuple(_without_counterpart(native, base)), (note,) if others else ())
 
 
 def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
@@ -88,7 +88,7 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     for it in native.libraries if native else ():
         name, version = it.owner.name or "", it.owner.version or ""
         valid = re.fullmatch(PACKAGE_NAME, name) and re.fullmatch(PACKAGE_VERSION, version)
-        foreign = _OTHERS.fullmatch(name) or _NO_MATTER.fullmatch(it.name)
+        foreign = _PROVIDED.fullmatch(name) or _IGNORED.fullmatch(it.name)
         if it.owner.kind == "debian" and valid and not foreign:
             found.setdefault((name, version), []).append(it.name)
     return tuple(
@@ -97,7 +97,9 @@ def wanted_packages(native: Native | None) -> tuple[RunPackage, ...]:
     )
 
 
-def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str) -> Chosen:
+def choose_packages(
+    wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]], run: str, base: str
+) -> ChosenPackages:
     """Take the run's version of each package where the mirror has it, else its first one, with a warning."""
     requests, warnings = [], []
     for it in wanted:
@@ -110,7 +112,7 @@ def choose(wanted: Sequence[RunPackage], available: Mapping[str, Sequence[str]],
         requests.append((name, version))
         if (name, version) != (it.name, it.version):
             warnings.append(f"{name} {version} of {base} is taken; the run on {run} had {it.name} {it.version}")
-    return Chosen(requests=tuple(requests), warnings=tuple(warnings))
+    return ChosenPackages(requests=tuple(requests), warnings=tuple(warnings))
 
 
 def spellings(name: str) -> tuple[str, ...]:
@@ -128,8 +130,8 @@ def _without_counterpart(native: Native | None, base: BaseContents) -> Iterator[
     stems = {_stem(name) for name in base.libraries}
     lacking: dict[str, set[str]] = {}
     for it in native.libraries if native else ():
-        known = _stem(it.name) in stems or _NO_MATTER.fullmatch(it.name)
-        if it.owner.kind in _FOREIGN and it.owner.name and not known and not _OTHERS.fullmatch(it.owner.name):
+        known = _stem(it.name) in stems or _IGNORED.fullmatch(it.name)
+        if it.owner.kind in _FOREIGN and it.owner.name and not known and not _PROVIDED.fullmatch(it.owner.name):
             lacking.setdefault(f"the {_FOREIGN[it.owner.kind]} package {it.owner.name}", set()).add(it.name)
     for owner, files in sorted(lacking.items()):
         names = ", ".join(sorted(files))

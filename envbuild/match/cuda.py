@@ -66,30 +66,30 @@ class CudaPlan:
     """What the reason rests on."""
 
 
-def plan_cuda(it: Selection) -> CudaPlan:
+def plan_cuda(selection: Selection) -> CudaPlan:
     """Choose source and versions; MatchError where what was asked for is not available."""
-    wheel, overrides, choice = it.wheel, it.overrides, it.cuda_source
+    wheel, overrides, choice = selection.wheel, selection.overrides, selection.cuda_source
     if wheel.cuda is None:
-        return _no_cuda(it)
+        return _no_cuda(selection)
     if _CUDA_IMAGE.search(overrides.base):
         if choice == "wheels":
             raise overrides.refused("base", "CUDA was asked for from wheels, and an image has one source of it")
         choice = "base"
-    if choice == "base" and it.run.profile.name != "tensorflow":
+    if choice == "base" and selection.run.profile.name != "tensorflow":
         what = f"{wheel.pin} takes its CUDA from wheels: no base has all the libraries that it is linked with"
         raise MatchError(what, where="--cuda-source base", todo="leave it out, and choose a base without CUDA")
-    if choice != "base" and (wheel.cuda_requirements or brings_cuda(it.run, wheel)):
-        return _from_framework(it)
-    wheel_set = None if wheel.cuda_requirements else _wheel_set(it)
-    base = _base(it)
-    if choice == "auto" and wheel_set and base and _nearer(it.run, base, wheel_set):
+    if choice != "base" and (wheel.cuda_requirements or brings_cuda(selection.run, wheel)):
+        return _from_framework(selection)
+    wheel_set = None if wheel.cuda_requirements else _wheel_set(selection)
+    base = _base(selection)
+    if choice == "auto" and wheel_set and base and _nearer(selection.run, base, wheel_set):
         choice = "base"
     if wheel_set and choice != "base":
-        return _from_set(it, wheel_set)
-    unknown = it.run.hypothetical and not overrides.cuda
+        return _from_set(selection, wheel_set)
+    unknown = selection.run.hypothetical and not overrides.cuda
     if choice != "wheels" and (base or overrides.base or unknown):
-        return _from_base(it, base)
-    raise _refusal(it, choice)
+        return _from_base(selection, base)
+    raise _refusal(selection, choice)
 
 
 def brings_cuda(run: Run, wheel: FrameworkWheel) -> bool:
@@ -128,9 +128,9 @@ def is_version(exact: str, prefix: str) -> bool:
     return exact == prefix or exact.startswith(f"{prefix}.")
 
 
-def decide_cuda(it: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
+def decide_cuda(selection: Selection, plan: CudaPlan) -> tuple[Decision, ...]:
     """Return the choice in words: the versions, how they differ from the run's, and where they come from."""
-    run, wheel, floor = it.run, it.wheel, it.cudnn_floor
+    run, wheel, floor = selection.run, selection.wheel, selection.cudnn_floor
     if plan.source == "none":
         return ()
     built = (
@@ -162,46 +162,48 @@ def _compare(part: CudaPart | None, version: str | None) -> str:
     return f"; the run had {'the same' if same else 'another one'}, {part}"
 
 
-def decide_variables(it: Selection, plan: CudaPlan, requirements: tuple[str, ...]) -> Iterator[Decision]:
+def decide_variables(selection: Selection, plan: CudaPlan, requirements: tuple[str, ...]) -> Iterator[Decision]:
     """Yield LD_LIBRARY_PATH where the framework does not look beside itself, XLA_FLAGS where XLA does not."""
-    version = it.wheel.version
-    if plan.source != "wheels" or not it.wheel.distribution.startswith("tensorflow"):
+    version = selection.wheel.version
+    if plan.source != "wheels" or not selection.wheel.distribution.startswith("tensorflow"):
         return
-    site = SITE_PACKAGES.format(it.run.python_minor)
-    paths = [(row.folders, row.reason, row.source) for row in it.profiles.library_paths if version in row.versions]
+    site = SITE_PACKAGES.format(selection.run.python_minor)
+    paths = [
+        (row.folders, row.reason, row.source) for row in selection.profiles.library_paths if version in row.versions
+    ]
     paths += [(plan.folders, plan.reason, plan.origin)] if plan.folders else []
     for folders, reason, source in paths:
         value = ":".join(f"{site}/{folder}" for folder in folders)
         yield Decision("LD_LIBRARY_PATH", value, reason, source)
-    compiler = next((row for row in it.profiles.compilers if row.covers("tensorflow", version)), None)
+    compiler = next((row for row in selection.profiles.compilers if row.covers("tensorflow", version)), None)
     if compiler and any(name_of(text).startswith("nvidia-cuda-nvcc") for text in requirements):
         value = f"--xla_gpu_cuda_data_dir={site}/{compiler.folder}"
         yield Decision("XLA_FLAGS", value, compiler.reason, compiler.source)
 
 
-def _no_cuda(it: Selection) -> CudaPlan:
-    for key, _ in it.overrides.pairs:
+def _no_cuda(selection: Selection) -> CudaPlan:
+    for key, _ in selection.overrides.pairs:
         if key in {"cuda", "cudnn", "driver_minimum"}:
-            raise it.overrides.refused(key, "the cpu variant has no CUDA")
-    if it.cuda_source != "auto":
-        what = f"the cpu variant has no CUDA, so it cannot come from {it.cuda_source}"
+            raise selection.overrides.refused(key, "the cpu variant has no CUDA")
+    if selection.cuda_source != "auto":
+        what = f"the cpu variant has no CUDA, so it cannot come from {selection.cuda_source}"
         raise MatchError(what, where="--cuda-source", todo="leave it out, or choose --variant gpu")
     return CudaPlan(source="none")
 
 
-def _from_framework(it: Selection) -> CudaPlan:
+def _from_framework(selection: Selection) -> CudaPlan:
     """The framework's own requirements, or what its build holds."""
-    run, wheel, overrides = it.run, it.wheel, it.overrides
+    run, wheel, overrides = selection.run, selection.wheel, selection.overrides
     own = tuple(text for text in wheel.cuda_requirements if applies(text, run.python, run.machine))
-    requirements = _with_cuda(it, own) if overrides.cuda else own
+    requirements = _with_cuda(selection, own) if overrides.cuda else own
     if overrides.cudnn:
-        requirements = _with_cudnn(it, requirements)
+        requirements = _with_cudnn(selection, requirements)
     exact = wheel.cuda if not overrides.cuda or is_version(f"{wheel.cuda}", overrides.cuda) else overrides.cuda
     extra = f"the wheel requires NVIDIA's wheels{f' by its extra {wheel.extra}' if wheel.extra else ''}"
     return CudaPlan(
         source="wheels",
         version=exact,
-        cudnn=_cudnn(it, requirements),
+        cudnn=_cudnn(selection, requirements),
         requirements=requirements,
         forced=tuple(text for text in requirements if text not in own),
         reason=extra if own else "its CUDA is inside the build, or among the run's own wheels",
@@ -209,15 +211,15 @@ def _from_framework(it: Selection) -> CudaPlan:
     )
 
 
-def _cudnn(it: Selection, requirements: tuple[str, ...]) -> str | None:
+def _cudnn(selection: Selection, requirements: tuple[str, ...]) -> str | None:
     """The version that the run had as a wheel, else the one that is pinned, else the major version of a range."""
     requirement = _cudnn_requirement(requirements)
-    name = requirement.name if requirement else f"nvidia-cudnn-cu{f'{it.wheel.cuda}'.partition('.')[0]}"
-    if not it.overrides.cudnn and (had := it.run.version_of(name)):
+    name = requirement.name if requirement else f"nvidia-cudnn-cu{f'{selection.wheel.cuda}'.partition('.')[0]}"
+    if not selection.overrides.cudnn and (had := selection.run.version_of(name)):
         return had
     if requirement and (pins := [part.version for part in requirement.specifier if part.operator == "=="]):
         return pins[0].removesuffix(".*")
-    known = it.wheel.cudnn_built or it.wheel.cudnn
+    known = selection.wheel.cudnn_built or selection.wheel.cudnn
     return known.partition(".")[0] if requirement and known else known
 
 
@@ -225,17 +227,21 @@ def _cudnn_requirement(requirements: tuple[str, ...]) -> Requirement | None:
     return next((Requirement(it) for it in requirements if it.startswith("nvidia-cudnn-cu")), None)
 
 
-def _wheel_set(it: Selection) -> WheelSet | None:
-    sets = (row for row in it.profiles.wheel_sets if it.wheel.cuda in row.serves)
-    return next((row for row in sets if not it.overrides.cuda or is_version(row.cuda, it.overrides.cuda)), None)
+def _wheel_set(selection: Selection) -> WheelSet | None:
+    sets = (row for row in selection.profiles.wheel_sets if selection.wheel.cuda in row.serves)
+    return next(
+        (row for row in sets if not selection.overrides.cuda or is_version(row.cuda, selection.overrides.cuda)), None
+    )
 
 
-def _base(it: Selection) -> CudaBase | None:
+def _base(selection: Selection) -> CudaBase | None:
     """An image with the CUDA that the release was built with; one whose distribution has the run's Python first."""
-    wheel, cuda = it.wheel, it.overrides.cuda
-    rows = [row for row in it.profiles.bases if row.cuda == wheel.cuda and Version(row.glibc) >= Version(wheel.glibc)]
+    wheel, cuda = selection.wheel, selection.overrides.cuda
+    rows = [
+        row for row in selection.profiles.bases if row.cuda == wheel.cuda and Version(row.glibc) >= Version(wheel.glibc)
+    ]
     rows = [row for row in rows if not cuda or is_version(row.cuda, cuda)]
-    return min(rows, key=lambda row: row.python != it.run.python_minor, default=None)
+    return min(rows, key=lambda row: row.python != selection.run.python_minor, default=None)
 
 
 def _nearer(run: Run, base: CudaBase, wheel_set: WheelSet) -> bool:
@@ -247,18 +253,18 @@ def _nearer(run: Run, base: CudaBase, wheel_set: WheelSet) -> bool:
     return near < far
 
 
-def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
-    requirements = (*wheel_set.requirements, _nearest_cudnn(it, wheel_set))
-    if it.overrides.cudnn:
-        requirements = _with_cudnn(it, requirements)
-    base = any(row.cuda == it.wheel.cuda for row in it.profiles.bases)
-    other = f"; a base with CUDA {it.wheel.cuda} serves too, by --cuda-source base" if base else ""
+def _from_set(selection: Selection, wheel_set: WheelSet) -> CudaPlan:
+    requirements = (*wheel_set.requirements, _nearest_cudnn(selection, wheel_set))
+    if selection.overrides.cudnn:
+        requirements = _with_cudnn(selection, requirements)
+    base = any(row.cuda == selection.wheel.cuda for row in selection.profiles.bases)
+    other = f"; a base with CUDA {selection.wheel.cuda} serves too, by --cuda-source base" if base else ""
     return CudaPlan(
         source="wheels",
         version=wheel_set.cuda,
-        cudnn=_cudnn(it, requirements),
+        cudnn=_cudnn(selection, requirements),
         requirements=requirements,
-        forced=requirements[-1:] if it.overrides.cudnn else (),
+        forced=requirements[-1:] if selection.overrides.cudnn else (),
         folders=wheel_set.folders,
         reason=wheel_set.reason,
         alternative=other,
@@ -266,9 +272,9 @@ def _from_set(it: Selection, wheel_set: WheelSet) -> CudaPlan:
     )
 
 
-def _nearest_cudnn(it: Selection, wheel_set: WheelSet) -> str:
+def _nearest_cudnn(selection: Selection, wheel_set: WheelSet) -> str:
     """The lowest from the run's version on, else the highest; the first where the run's is not known."""
-    floor, part = it.cudnn_floor, it.run.cudnn
+    floor, part = selection.cudnn_floor, selection.run.cudnn
     versions = {text: text.partition("==")[2] for text in wheel_set.cudnn}
     fitting = [text for text, version in versions.items() if floor is None or serves(version, floor.version)]
     if part is None:
@@ -277,14 +283,14 @@ def _nearest_cudnn(it: Selection, wheel_set: WheelSet) -> str:
     return next((text for text in fitting if Version(versions[text]).release[:3] >= had), fitting[-1])
 
 
-def _from_base(it: Selection, base: CudaBase | None) -> CudaPlan:
-    wheel, overrides, run = it.wheel, it.overrides, it.run
+def _from_base(selection: Selection, base: CudaBase | None) -> CudaPlan:
+    wheel, overrides, run = selection.wheel, selection.overrides, selection.run
     if overrides.cudnn:
         raise overrides.refused("cudnn", "cuDNN comes with the base", "set the base, or --cuda-source wheels")
     image, tag = _CUDA_IMAGE.search(overrides.base), _CUDNN_TAG.search(overrides.base)
     own = base if not overrides.base else None
     reason = "the base brings CUDA, so that no wheel does"
-    if run.cuda and base and it.cuda_source == "auto" and _wheel_set(it):
+    if run.cuda and base and selection.cuda_source == "auto" and _wheel_set(selection):
         reason = f"CUDA {base.cuda} is nearest to the run's {run.cuda}; wheels serve too, by --cuda-source wheels"
     return CudaPlan(
         source="base",
@@ -296,11 +302,11 @@ def _from_base(it: Selection, base: CudaBase | None) -> CudaPlan:
     )
 
 
-def _refusal(it: Selection, choice: CudaChoice) -> MatchError:
-    wheel, overrides = it.wheel, it.overrides
+def _refusal(selection: Selection, choice: CudaChoice) -> MatchError:
+    wheel, overrides = selection.wheel, selection.overrides
     if overrides.cuda:
-        known = {row.cuda for row in it.profiles.wheel_sets if wheel.cuda in row.serves}
-        known |= {row.cuda for row in it.profiles.bases if row.cuda == wheel.cuda}
+        known = {row.cuda for row in selection.profiles.wheel_sets if wheel.cuda in row.serves}
+        known |= {row.cuda for row in selection.profiles.bases if row.cuda == wheel.cuda}
         names = ", ".join(sorted(known)) or "none"
         why = f"no wheels and no base of that CUDA are known for {wheel.pin}; known are {names}"
         return overrides.refused("cuda", why)
@@ -312,9 +318,9 @@ def _refusal(it: Selection, choice: CudaChoice) -> MatchError:
     return MatchError(what, where="profiles/cuda.toml: base", todo=todo)
 
 
-def _with_cuda(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
+def _with_cuda(selection: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
     """The requirements with another CUDA Toolkit of the same major version; MatchError where no row has its pins."""
-    wheel, overrides, built = it.wheel, it.overrides, f"{it.wheel.cuda}"
+    wheel, overrides, built = selection.wheel, selection.overrides, f"{selection.wheel.cuda}"
     parts = [text for text in requirements if _TOOLKIT.match(name_of(text))]
     if is_version(built, overrides.cuda) and all("==" in text for text in parts):
         return requirements
@@ -322,7 +328,7 @@ def _with_cuda(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
         raise overrides.refused(
             "cuda", f"{wheel.pin} was built with {built}, and opens libraries of that major version"
         )
-    pins = _pins(it.profiles, overrides.cuda, wheel.machine)
+    pins = _pins(selection.profiles, overrides.cuda, wheel.machine)
     missing = [name_of(text) for text in parts if name_of(text) not in pins]
     if missing or not parts:
         why = f"no wheels of that CUDA are known for {', '.join(missing) or wheel.pin}"
@@ -342,14 +348,14 @@ def _pins(profiles: Profiles, cuda: str, machine: str) -> dict[str, str]:
     return {name_of(text): text for text in texts if "==" in text and not Requirement(text).marker}
 
 
-def _with_cudnn(it: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
+def _with_cudnn(selection: Selection, requirements: tuple[str, ...]) -> tuple[str, ...]:
     """The requirements with another cuDNN; MatchError where the framework would refuse it."""
-    version, floor = it.overrides.cudnn, it.cudnn_floor
+    version, floor = selection.overrides.cudnn, selection.cudnn_floor
     if floor and not serves(version, floor.version):
-        why = f"{it.wheel.pin} takes {floor.version} or a later one of the same major version"
-        raise it.overrides.refused("cudnn", why)
+        why = f"{selection.wheel.pin} takes {floor.version} or a later one of the same major version"
+        raise selection.overrides.refused("cudnn", why)
     name = next((name for text in requirements if _CUDNN.match(name := name_of(text))), None)
     if name is None:
-        raise it.overrides.refused("cudnn", f"no wheel of cuDNN is required for {it.wheel.pin}")
+        raise selection.overrides.refused("cudnn", f"no wheel of cuDNN is required for {selection.wheel.pin}")
     exact = f"{name}=={version}" if version.count(".") >= 3 else f"{name}=={version}.*"
     return tuple(exact if name_of(text) == name else text for text in requirements)

@@ -24,7 +24,7 @@ from envbuild.match.run import (
     choose_wheel,
     decide_variant,
     find_release,
-    machine_of,
+    normalize_machine,
     own_builds,
     read_run,
 )
@@ -52,7 +52,7 @@ class MatchOptions:
     variant: VariantChoice = "auto"
     cuda_source: CudaChoice = "auto"
     overrides: Overrides = field(default_factory=Overrides)
-    exclude_newer: str | None = None
+    as_of: str | None = None
     """As of which moment in UTC an incomplete record is completed: `none` for no date, None for the record's own."""
 
 
@@ -64,13 +64,13 @@ def match(
     cuda_source: CudaChoice = "auto",
     overrides: Mapping[str, str] | None = None,
     machine: str | None = None,
-    exclude_newer: str | None = None,
+    as_of: str | None = None,
     drop: Collection[str] = (),
 ) -> Stack:
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
-    What an incomplete record lacks is added as of `exclude_newer`, by default the record's date: a date, which counts
+    What an incomplete record lacks is added as of `as_of`, by default the record's date: a date, which counts
     to its end in UTC, a moment (ISO 8601), or `none`; UsageError for anything else.
     `drop` names distributions of the run that are left out by hand, UsageError for one that it did not have.
     """
@@ -78,15 +78,15 @@ def match(
         kept = without_dropped(manifest, drop)
         stack = match(
             kept, profiles, variant,
-            cuda_source=cuda_source, overrides=overrides, machine=machine, exclude_newer=exclude_newer,
+            cuda_source=cuda_source, overrides=overrides, machine=machine, as_of=as_of,
         )  # fmt: skip
         return dropped_from(stack, manifest, drop)
-    by_hand, moment = read_overrides(overrides), _moment_of(exclude_newer)
-    options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=by_hand, exclude_newer=moment)
+    by_hand = read_overrides(overrides)
+    options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=by_hand, as_of=_moment_of(as_of))
     run = read_run(manifest, profiles)
     decisions = (*_used(manifest, run), *_accelerator(manifest))
-    if machine and machine_of(machine) != run.machine:
-        moved_to = machine_of(machine)
+    if machine and normalize_machine(machine) != run.machine:
+        moved_to = normalize_machine(machine)
         reason = f"it was asked for; the run was on {run.machine}"
         decisions += (Decision("platform", f"Linux {moved_to}", reason, "--platform"),)
         # On another machine the build for the CPU need not have a label.
@@ -155,10 +155,10 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, pins, profiles, _before(run, options)),
+        gaps=_gaps(run, pins, profiles, _as_of(run, options)),
         variables=tuple(sorted([*(GPU_VARIABLES if variant == "gpu" else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
-        decisions=overrides.mark((*decisions, *pins.decisions, *paths, base, *warnings)),
+        decisions=overrides.mark_overridden((*decisions, *pins.decisions, *paths, base, *warnings)),
         overrides=overrides.pairs,
     )
 
@@ -247,14 +247,14 @@ def _assumptions(run: Run, options: MatchOptions) -> Iterator[Decision]:
         reason += "to true in the manifest that `envbuild convert` writes"
         value = "what they require is added, in versions that fit them"
         yield Decision("distributions", value, reason, "manifest: source.complete")
-        before, source = _before(run, options), "--exclude-newer"
-        if options.exclude_newer:
+        as_of, source = _as_of(run, options), "--exclude-newer"
+        if options.as_of:
             reason = "it was asked for"
-        elif before is None:
+        elif as_of is None:
             reason = f"the record has no date; {source} DATE gives one"
         else:
             reason, source = f"the record was made then; {source} gives another date, or none", "manifest: created"
-        yield Decision("as of", before or "now", reason, source)
+        yield Decision("as of", as_of or "now", reason, source)
 
 
 def _moment_of(date: str | None) -> str | None:
@@ -272,14 +272,14 @@ def _moment_of(date: str | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _before(run: Run, options: MatchOptions) -> str | None:
-    """The moment that what is added has to be older than; None where there is no such limit."""
-    if options.exclude_newer:
-        return None if options.exclude_newer == "none" else options.exclude_newer
+def _as_of(run: Run, options: MatchOptions) -> str | None:
+    """Return the moment that added distributions have to be older than; None where there is no such limit."""
+    if options.as_of:
+        return None if options.as_of == "none" else options.as_of
     return None if run.complete else run.created
 
 
-def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps | None:
+def _gaps(run: Run, pins: Pins, profiles: Profiles, as_of: str | None) -> Gaps | None:
     """What fills the gaps of a record: not what the variant excludes, in conda's versions. New extras are gaps too."""
     if run.complete and not any("[" in it.after for it in pins.changes if it.after and not it.before):
         return None
@@ -297,7 +297,7 @@ def _gaps(run: Run, pins: Pins, profiles: Profiles, before: str | None) -> Gaps 
         replaced=tuple(sorted(pairs)),
         versions=(*versions, *dict.fromkeys(bounds)),
         limits=() if run.complete else tuple(it for it in profiles.limits if it.breaks),
-        before=before,
+        before=as_of,
     )
 
 
@@ -330,7 +330,7 @@ def show_release(
     if python is not None and not re.fullmatch(r"\d+\.\d+(\.\d+)?", python):
         raise UsageError(f"{python!r} is not a version of Python", where="--python", todo="give it as 3.11 or 3.11.7")
     named = _gpu_names(gpus)
-    run = _run(text, profiles, machine_of(machine), named)
+    run = _run(text, profiles, normalize_machine(machine), named)
     without = _without_gpu(_parsed(text)[1], gpus, named)
     variant: Variant = "gpu" if _variant(options, run, without).value == "gpu" else "cpu"
     version = python or options.overrides.python

@@ -37,10 +37,10 @@ class Pins(NamedTuple):
     decisions: tuple[Decision, ...]
 
 
-def decide_pins(it: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
+def decide_pins(selection: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
     """Keep each pin that the choice allows, other frameworks' builds and CUDA if `keep_others`; add what is missing."""
-    run, wheel = it.run, it.wheel
-    changes = [change for pin in run.pins if (change := _change(it, plan, *pin, keep_others=keep_others))]
+    run, wheel = selection.run, selection.wheel
+    changes = [change for pin in run.pins if (change := _change(selection, plan, *pin, keep_others=keep_others))]
     changed = {change.name for change in changes}
     kept = [f"{name}=={version}" for name, version in run.pins if name not in changed]
     have = [*kept, *(change.after for change in changes if change.after)]
@@ -54,14 +54,18 @@ def decide_pins(it: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
     # A CUDA build of PyTorch requires Triton as well.
     triton = [text for text in wheel.limits if wheel.cuda_requirements and name_of(text) == "triton"]
     wanted = _missing(have, [*plan.requirements, *(text for text in triton if applies(text, run.python, run.machine))])
-    rows = (row for row in it.profiles.repairs if wheel.version in row.versions and run.python_minor in row.pythons)
+    rows = (
+        row for row in selection.profiles.repairs if wheel.version in row.versions and run.python_minor in row.pythons
+    )
     repair = next(rows, None) if wheel.distribution.startswith("tensorflow") else None
     broken = [text for text in wanted if repair and name_of(text) in repair.drop]
     for text in (text for text in wanted if text not in broken):
         bare = text.partition(";")[0].strip() if Requirement(text).marker else text
         changes.append(_added(bare, f"CUDA for {wheel.pin}, which the run did not have as a wheel"))
     if not run.complete:
-        limits = (row for row in it.profiles.limits if row.undeclared and any(row.covers(*pin) for pin in run.pins))
+        limits = (
+            row for row in selection.profiles.limits if row.undeclared and any(row.covers(*pin) for pin in run.pins)
+        )
         reasons = {row.requirement: row.reason for row in limits}
         have = [*have, *(change.after for change in changes if change.after)]
         changes += [_added(text, reasons[text]) for text in _missing(have, reasons)]
@@ -73,22 +77,25 @@ def decide_pins(it: Selection, plan: CudaPlan, *, keep_others: bool) -> Pins:
     return Pins(tuple(sorted(requirements, key=lambda text: (name_of(text), text))), tuple(changes), decisions)
 
 
-def _change(it: Selection, plan: CudaPlan, name: str, version: str, *, keep_others: bool) -> PinChange | None:
+def _change(selection: Selection, plan: CudaPlan, name: str, version: str, *, keep_others: bool) -> PinChange | None:
     """Why a pin of the run cannot stay, and what takes its place; None where it stays."""
     forced = next((text for text in plan.forced if name_of(text) == name), None)
-    after, reason = forced, "overridden by hand" if forced else _why_dropped(it, plan, name, version, keep_others)
+    after, reason = (
+        forced,
+        "overridden by hand" if forced else _why_dropped(selection, plan, name, version, keep_others),
+    )
     if reason is None:
-        after, reason = _other_build(it, name, version, keep_others)
+        after, reason = _other_build(selection, name, version, keep_others)
     pin = f"{name}=={version}"
     return PinChange(name, pin, after, reason) if reason and after != pin else None
 
 
-def _why_dropped(it: Selection, plan: CudaPlan, name: str, version: str, keep_others: bool) -> str | None:
-    run, wheel, profiles = it.run, it.wheel, it.profiles
+def _why_dropped(selection: Selection, plan: CudaPlan, name: str, version: str, keep_others: bool) -> str | None:
+    run, wheel, profiles = selection.run, selection.wheel, selection.profiles
     if foreign := next((row.reason for row in profiles.foreign if row.name == name), None):
         return foreign
     if name in run.profile.distributions:
-        return _why_other_framework(run, it, name, version)
+        return _why_other_framework(run, selection, name, version)
     if not keep_others and plan.source == "base" and CUDA_WHEEL.match(name):
         return "CUDA comes from the base, and an image has one source of it"
     without_cuda = wheel.cuda is None and not keep_others
@@ -99,9 +106,9 @@ def _why_dropped(it: Selection, plan: CudaPlan, name: str, version: str, keep_ot
     return None
 
 
-def _why_other_framework(run: Run, it: Selection, name: str, version: str) -> str | None:
+def _why_other_framework(run: Run, selection: Selection, name: str, version: str) -> str | None:
     """Why a distribution with the framework's code does not stay beside, or as, the one that was chosen."""
-    wheel, variant = it.wheel, "gpu" if it.wheel.cuda else "cpu"
+    wheel, variant = selection.wheel, "gpu" if selection.wheel.cuda else "cpu"
     if name == wheel.distribution:
         if canonicalize_version(version) == canonicalize_version(wheel.version):
             return None
@@ -118,20 +125,20 @@ def _why_other_framework(run: Run, it: Selection, name: str, version: str) -> st
     return None if here else f"it has no wheel for Linux {run.machine}, where {wheel.distribution} has the same code"
 
 
-def _other_build(it: Selection, name: str, version: str, keep_others: bool) -> tuple[str | None, str | None]:
+def _other_build(selection: Selection, name: str, version: str, keep_others: bool) -> tuple[str | None, str | None]:
     """The build of the same version that fits the variant, of projects whose builds differ by a label."""
     public, _, label = version.partition("+")
-    run, wheel = it.run, it.wheel
+    run, wheel = selection.run, selection.wheel
     if keep_others and run.profile.name != ("jax" if name == "jaxlib" else "torch"):
         return None, None
     if name == "jaxlib" and wheel.cuda is None and label:
         return f"jaxlib=={public}", "the build without a label is for the CPU"
-    if name not in it.profiles.labelled:
+    if name not in selection.profiles.labelled:
         return None, None
     if wheel.cuda is None and (run.moved or not label.startswith(CPU_LABEL)):
         # Whether PyTorch without a label is a CUDA build on this machine, in the run's version of it.
         torch_version = public_version((run.version_of("torch") or "").partition("+")[0])
-        torch = next((row for row in it.profiles.frameworks if row.name == "torch"), None)
+        torch = next((row for row in selection.profiles.frameworks if row.name == "torch"), None)
         releases = (it for it in (torch.releases if torch else ()) if it.version == torch_version)
         rows = [row for release in releases for row in release.wheels if row.machine == run.machine]
         is_cuda = any(row.cuda for row in rows) if rows else run.machine == "x86_64"

@@ -124,7 +124,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         release=release,
         own=own,
         python=python_of(manifest),
-        machine=machine_of(manifest.platform.machine or _LIKELIEST),
+        machine=normalize_machine(manifest.platform.machine or _LIKELIEST),
         system=manifest.platform.system,
         machine_known=manifest.platform.machine is not None,
         pins=pins,
@@ -283,7 +283,7 @@ def python_of(manifest: TrainingManifest) -> str:
     return found[0]
 
 
-def machine_of(text: str) -> str:
+def normalize_machine(text: str) -> str:
     """`x86_64` or `aarch64` by any of its names, with or without the system: `linux/arm64`; else MatchError."""
     name = text.lower().removeprefix("linux/")
     if name in _MACHINES:

@@ -126,7 +126,7 @@ class Overrides:
         """Return the error for a value that no stack can have."""
         return MatchError(f"{key} {getattr(self, key)} is not available: {why}", where=f"--set {key}", todo=todo)
 
-    def mark(self, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    def mark_overridden(self, decisions: Iterable[Decision]) -> tuple[Decision, ...]:
         """Mark the decisions that were set by hand, as warnings."""
         keys = {"driver" if key == "driver_minimum" else key: (key, value) for key, value in self.pairs}
         found = []

@@ -5,11 +5,11 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO, FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from envbuild.errors import BuildError
@@ -21,7 +21,7 @@ READ_ONLY = 0o444
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Blob:
     """One blob: its descriptor, and access to its bytes."""
 
@@ -35,7 +35,7 @@ def blobs_of(content: Content) -> tuple[Blob, ...]:
     """Return all blobs, each once, before the blobs that refer to them."""
     images = images_of(content)
     layers = [layer for image in images for layer in image.layers]
-    blobs = [Blob(descriptor=layer.descriptor, open=layer.open, path=layer.path) for layer in layers]
+    blobs = [Blob(layer.descriptor, layer.open, layer.path) for layer in layers]
     for image in images:
         blobs += [_blob(CONFIG, image.config), _blob(MANIFEST, image.manifest)]
     if isinstance(content, ImageIndex):
@@ -47,21 +47,20 @@ def blobs_of(content: Content) -> tuple[Blob, ...]:
 
 
 def _blob(media_type: str, data: bytes) -> Blob:
-    return Blob(descriptor=Descriptor(media_type, Digest.of(data), len(data)), open=partial(BytesIO, data))
+    return Blob(Descriptor(media_type, Digest.of(data), len(data)), partial(BytesIO, data))
 
 
 def place_blob(blob: Blob, path: Path) -> None:
-    """Put the blob at `path`, unless it is there; BuildError if the bytes have another digest.
-
-    A copy is hashed while it is written, so that a cached file is read once.
-    """
+    """Put the blob at `path`, unless it is there, hashed while it is copied; BuildError if it has another digest."""
     known = blob.descriptor
     if is_blob(path, known):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     cached = blob.path
-    if cached and _on_one_disk(cached, path.parent) and is_blob(cached, known) and share(cached, path, mode=READ_ONLY):
-        return
+    with suppress(OSError):  # then it is copied
+        can_share = cached is not None and cached.stat().st_dev == path.parent.stat().st_dev
+        if cached and can_share and not is_damaged(cached, known) and share(cached, path, mode=READ_ONLY):
+            return
     where = str(cached or path)
     with written_aside(path.parent) as (target, temporary):
         try:
@@ -78,13 +77,6 @@ def place_blob(blob: Blob, path: Path) -> None:
 def open_file(path: Path) -> BinaryIO:
     """Open a file as a blob, unchecked."""
     return path.open("rb")
-
-
-def _on_one_disk(one: Path, other: Path) -> bool:
-    try:
-        return one.stat().st_dev == other.stat().st_dev
-    except OSError:
-        return False
 
 
 def is_blob(path: Path, known: Descriptor) -> bool:
@@ -150,9 +142,7 @@ class GrowingBlob:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
     def finish(self, descriptor: Descriptor, diff_id: Digest) -> None:

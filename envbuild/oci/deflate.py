@@ -23,8 +23,6 @@ _WINDOW = bytes(1 << 15)
 """The largest distance (RFC 1951, section 2)."""
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """Exceptions of reading a damaged gzip file."""
-
-
 _NEAR = tuple(kib << 10 for kib in (16, 64, 256))
 """Bytes before the end at which decoders are kept; a longer last block is not found."""
 _ENDS = (96, 128, 160)
@@ -114,7 +112,8 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
 
     The stream must end exactly with `data`.
     """
-    inflater, nothing = _inflater(), data[:0]
+    inflater: Inflater = _library.decompressobj(-15)
+    nothing = data[:0]
     for offset in range(0, len(data), _IN):
         taken = data[offset : offset + _IN]
         pending: bytes | memoryview = taken
@@ -132,28 +131,13 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
         raise DamagedStreamError("does not end where the archive says")
 
 
-def inflate_whole(data: memoryview, size: int) -> bytes:
+def inflate_whole(data: bytes | memoryview, size: int) -> bytes:
     """Return the content of a raw deflate stream that must end with `data`; of a content over `size` bytes, a part."""
-    inflater = _inflater()
+    inflater: Inflater = _library.decompressobj(-15)
     content = inflated(inflater, data, size + 1)
     if len(content) <= size and (not inflater.eof or inflater.unused_data):
         raise DamagedStreamError("does not end where the archive says")
     return content
-
-
-def has_content(stream: bytes, content: bytes) -> bool:
-    """Whether a raw deflate stream is complete and has this content."""
-    inflater = _inflater()
-    try:
-        plain = inflated(inflater, stream, len(content) + 1)
-    except DamagedStreamError:
-        return False
-    return inflater.eof and not inflater.unused_data and plain == content
-
-
-def _inflater() -> Inflater:
-    new: Inflater = _library.decompressobj(-15)
-    return new
 
 
 def continued(stream: bytes, content: bytes) -> bytes | None:
@@ -163,18 +147,18 @@ def continued(stream: bytes, content: bytes) -> bytes | None:
     stored block, not final, fills the last byte: its three zero bits are those behind the end or, if too few are left,
     in one more byte (RFC 1951, section 3.2.3). A trial shows which.
     """
-    try:
+    at = None
+    with suppress(DamagedStreamError):  # another library may read it
         at = 0 if stream[0] & 1 else last_block(stream)
-    except DamagedStreamError:  # another library may read it
-        at = None
     if at is None:
         return None
     opened = stream[: at // 8] + bytes((stream[at // 8] & ~(1 << at % 8),)) + stream[at // 8 + 1 :]
     tails = (ALIGNED, b"\0" + ALIGNED)
     # Codes end with a one more often than not, and zeros follow.
     for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
-        if has_content(opened + tail + LAST, content):
-            return opened + tail
+        with suppress(DamagedStreamError):
+            if inflate_whole(opened + tail + LAST, len(content)) == content:
+                return opened + tail
     return None
 
 
@@ -184,26 +168,22 @@ def last_block(stream: bytes) -> int | None:
     None otherwise, or if it is too short or too regular for codes to fall into step; DamagedStreamError if a decoder
     fails. The result depends on no library: each decodes the same bits to the same end.
     """
-    decoders = [*_decoders(stream)]
+    decoders, known, taken = [], decoder(), 0
+    for start in sorted({max(len(stream) - near, 0) for near in _NEAR}):
+        inflated(known, stream[taken:start])
+        taken = start
+        decoders.append((start, known.copy()))
     inside = _first_inside(stream, decoders)
     for at in _final_headers(stream, inside):
-        before = [known for known in decoders if known[0] <= at // 8]
+        before = [pair for pair in decoders if pair[0] <= at // 8]
         if before and _begins(stream, at, *before[-1]):
             return at
     return None
 
 
-def _decoders(stream: bytes) -> Iterator[tuple[int, Decoder]]:
-    known, taken = decoder(), 0
-    for start in sorted({max(len(stream) - near, 0) for near in _NEAR}):
-        inflated(known, stream[taken:start])
-        taken = start
-        yield start, known.copy()
-
-
 def _first_inside(stream: bytes, decoders: Sequence[tuple[int, Decoder]]) -> int:
     """Return about where the codes of the last block begin, in bytes; 0 if far from the end."""
-    outside = [known for known in decoders if not _is_inside(stream, *known)]
+    outside = [pair for pair in decoders if not _is_inside(stream, *pair)]
     if not outside:
         return 0
     before, latest = outside[-1]
@@ -288,7 +268,9 @@ def _header_size(bits: int) -> int:
         times = least + (bits >> at & (1 << more) - 1)
         found += [symbol if symbol < 16 else found[-1] if symbol == 16 and found else 0] * times
         at += more
-    return at if len(found) == literals + distances and _complete(found[:literals]) else 0
+    # Codes are complete if they fill the space; a symbol of length 0 has no code.
+    space = sum(1 << 15 - length for length in found[:literals] if length)
+    return at if len(found) == literals + distances and space == 1 << 15 else 0
 
 
 def _code_lengths(bits: int) -> bytes:
@@ -301,11 +283,6 @@ def _code_lengths(bits: int) -> bytes:
         return b""
     lengths = b"%o" % (few >> 17 & (1 << 3 * ((few >> 13 & 15) + 4)) - 1)
     return lengths if sum(lengths.translate(_SHARES)) == 128 else b""
-
-
-def _complete(lengths: Sequence[int]) -> bool:
-    """Whether codes of these lengths are complete; a symbol of length 0 has no code."""
-    return sum(1 << 15 - length for length in lengths if length) == 1 << 15
 
 
 def _codes(lengths: Mapping[int, int]) -> list[tuple[int, int]]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # no name, no time, unknown system
+HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
+"""The bytes before a member's deflate stream (RFC 1952, section 2.3): no name, no time, unknown system."""
 _RUN = re.compile(rb"\0{5,}|0{5,}")
 """Runs in tar headers; a search for runs of any byte would take most of the time."""
 STORED_LIMIT = 65535
@@ -49,7 +50,7 @@ class Members:
     def add(self, part: Part) -> Iterator[bytes | memoryview]:
         """Yield the bytes to append."""
         if not self._open:
-            yield _HEADER
+            yield HEADER
             self._open, self._checksum, self._size = True, 0, 0
         yield part.deflated
         self._checksum, self._size = combined(self._checksum, part.crc32, part.size), self._size + part.size
@@ -61,11 +62,6 @@ class Members:
         """Yield the end of the open member, if there is one."""
         if self._open:
             yield from self.add(Part(LAST, b"", final=True))
-
-
-def start() -> bytes:
-    """Return the bytes that precede a member's deflate stream (RFC 1952, section 2.3)."""
-    return _HEADER
 
 
 def end(crc32: int, size: int) -> bytes:
@@ -132,11 +128,6 @@ def _bits(code: int, length: int) -> str:
     return f"{code:0{length}b}"[::-1]
 
 
-def _literal(byte: int) -> str:
-    """Return the bits of a literal in the fixed Huffman table (RFC 1951, section 3.2.6)."""
-    return _bits(0x30 + byte, 8) if byte < 144 else _bits(0x190 + byte - 144, 9)
-
-
 def _length(length: int) -> str:
     """Return the bits of a match of `length` bytes at distance 1 (RFC 1951, section 3.2.5)."""
     distance = "00000"  # distance code 0 means distance 1
@@ -152,7 +143,8 @@ def _length(length: int) -> str:
     return distance + more + code
 
 
-_LITERALS = [_literal(byte) for byte in range(256)]
+_LITERALS = [_bits(0x30 + byte, 8) if byte < 144 else _bits(0x190 + byte - 144, 9) for byte in range(256)]
+"""The bits of each literal in the fixed Huffman table (RFC 1951, section 3.2.6)."""
 _LENGTHS = {length: _length(length) for length in range(3, 259)}
 _SHORT = bytes(int(_LITERALS[byte], 2) if byte < 128 else 0 for byte in range(256))
 """The literals of ASCII, which have eight bits each."""
@@ -166,22 +158,16 @@ def deflate_runs(data: bytes, *, final: bool = True) -> bytes:
 
     If it is not final, an empty stored block fills the last byte, so that more can follow.
     """
-    value, size = (0b011 if final else 0b010), 3  # the block's end mark; fixed codes
-    position = 0
+    value, size, position = (0b011 if final else 0b010), 3, 0  # the block's end mark; fixed codes
     for run in _RUN.finditer(data):
         first, after = run.span()
-        literals, bits = _literals(data[position : first + 1])
-        value |= literals << size
-        size += bits
-        match, bits = _run(after - first - 1)
-        value |= match << size
-        size += bits
+        for number, bits in (_literals(data[position : first + 1]), _run(after - first - 1)):
+            value |= number << size
+            size += bits
         position = after
     literals, bits = _literals(data[position:])
     value |= literals << size
-    size += bits + 7  # end of block
-    if not final:
-        size += 3  # a stored block, not final
+    size += bits + (7 if final else 10)  # the end of the block; the start of a stored block, not final
     return value.to_bytes((size + 7) // 8, "little") + (b"" if final else ALIGNED)
 
 

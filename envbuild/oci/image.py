@@ -30,8 +30,6 @@ OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: 
 
 _KINDS = {MANIFEST: False, DOCKER_MANIFEST: False, INDEX: True, DOCKER_INDEX: True}
 """Whether a media type is an index's."""
-
-
 _PLATFORM = ("architecture", "os", "os.version", "os.features", "variant")
 """Properties of a config that an index has in `platform` (config.md, "Properties")."""
 
@@ -81,7 +79,7 @@ class Descriptor:
     def to_dict(self) -> dict[str, Any]:
         """Return the descriptor as a JSON object."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
-        return value | ({"annotations": dict(self.annotations)} if self.annotations else {})
+        return value | _annotated(self.annotations)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
@@ -150,7 +148,7 @@ def manifest_bytes(config: bytes, layers: Sequence[Layer], annotations: Mapping[
         "config": Descriptor(CONFIG, Digest.of(config), len(config)).to_dict(),
         "layers": [layer.descriptor.to_dict() for layer in layers],
     }
-    return canonical_json(value | ({"annotations": dict(annotations)} if annotations else {}))
+    return canonical_json(value | _annotated(annotations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +178,7 @@ def image_index(images: Sequence[Image], annotations: Mapping[str, str] | None =
     value: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": INDEX,
-        "manifests": [_manifest(image) | {"platform": platform_of(image)} for image in ordered],
+        "manifests": [_entry(image) for image in ordered],
     }
     return ImageIndex(data=canonical_json(value | _annotated(annotations or {})), images=ordered)
 
@@ -210,11 +208,7 @@ def top_index(content: Content, named: Sequence[Mapping[str, str]] = ()) -> byte
 def _entry(content: Content) -> dict[str, Any]:
     if isinstance(content, ImageIndex):
         return Descriptor(INDEX, content.digest, len(content.data)).to_dict()
-    return _manifest(content) | {"platform": platform_of(content)}
-
-
-def _manifest(image: Image) -> dict[str, Any]:
-    return Descriptor(MANIFEST, image.digest, len(image.manifest)).to_dict()
+    return Descriptor(MANIFEST, content.digest, len(content.manifest)).to_dict() | {"platform": platform_of(content)}
 
 
 def _annotated(annotations: Mapping[str, str]) -> dict[str, Any]:

@@ -9,16 +9,16 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from envbuild.errors import BaseError, EnvbuildError
-from envbuild.files import write_whole
-from envbuild.oci.blobs import blobs_of, place_blob
+from envbuild.errors import BaseError, BuildError, EnvbuildError, UsageError
+from envbuild.files import check_writable, write_whole, written_whole
+from envbuild.oci.blobs import READ_ONLY, Blob, blobs_of, place_blob, read_blob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
     DOCKER_MANIFEST,
@@ -30,23 +30,17 @@ from envbuild.oci.image import (
     Layer,
     canonical_json,
     history_lines,
+    images_of,
     manifest_bytes,
     parse_manifest,
     top_index,
 )
+from envbuild.oci.reference import Reference
+from envbuild.oci.tar import END, Entry, header, padding
 from envbuild.retry import as_completed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-
-from envbuild.errors import BuildError, UsageError
-from envbuild.files import check_writable, written_whole
-from envbuild.oci.blobs import READ_ONLY, Blob, read_blob
-from envbuild.oci.image import images_of
-from envbuild.oci.reference import Reference
-from envbuild.oci.tar import END, Entry, header, padding
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The specification's architecture for each machine."""
@@ -59,8 +53,6 @@ _CHUNK = 1 << 20
 _DEPTH = 4
 _HASHED_AT_ONCE = min(4, os.cpu_count() or 1)
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
-
 _CONTAINERD_NAME = "io.containerd.image.name"
 """The name for containerd, and so for Docker with its image store; podman and skopeo use the specification's."""
 _BLOBS = "blobs/sha256"
@@ -107,7 +99,7 @@ def is_free(folder: Path, name: str) -> bool:
 
 def blob_path(folder: Path, digest: Digest) -> Path:
     """Return the path of a blob in a layout."""
-    return folder / "blobs" / "sha256" / digest.hex
+    return folder / _BLOBS / digest.hex
 
 
 def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> Image:
@@ -120,7 +112,12 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> 
         if json.loads(_small(folder / "oci-layout"))["imageLayoutVersion"] != "1.0.0":
             raise ValueError("it has a version other than 1.0.0")
         index = parse_manifest(_small(folder / "index.json"), INDEX)
-        value, data = _manifest(folder, _entries(index, reference), ARCHITECTURES.get(machine, machine))
+        if reference is not None:
+            named = [it for it in index["manifests"] if (it.get("annotations") or {}).get(REF_NAME) == reference]
+            if not named:
+                raise ValueError(f"it has no image named {reference!r}")
+            index = {"manifests": named}
+        value, data = _manifest(folder, index, ARCHITECTURES.get(machine, machine))
         return _image(folder, value, data)
     except OSError as error:
         raise _broken(folder, f"{error.filename}: {error.strerror}") from error
@@ -148,15 +145,6 @@ def _small(path: Path) -> bytes:
     if len(data) > _LIMIT:
         raise ValueError(f"{path.name} has more than {_LIMIT >> 20} MiB")
     return data
-
-
-def _entries(index: Mapping[str, Any], reference: str | None) -> Mapping[str, Any]:
-    if reference is None:
-        return index
-    named = [entry for entry in index["manifests"] if (entry.get("annotations") or {}).get(REF_NAME) == reference]
-    if not named:
-        raise ValueError(f"it has no image named {reference!r}")
-    return {"manifests": named}
 
 
 def _manifest(folder: Path, index: Mapping[str, Any], architecture: str) -> tuple[dict[str, Any], bytes]:
@@ -188,10 +176,9 @@ def _manifests(
         value = parse_manifest(data, described.media_type)
         if "manifests" in value:
             yield from _manifests(folder, value, architecture, depth - 1)
-        elif (
-            platform
-            or str(json.loads(_read(folder, Descriptor.from_dict(value["config"])))["architecture"]) == architecture
-        ):
+            continue
+        config = {} if platform else json.loads(_read(folder, Descriptor.from_dict(value["config"])))
+        if platform or str(config["architecture"]) == architecture:
             yield value, data
 
 
@@ -203,21 +190,18 @@ def _image(folder: Path, value: Mapping[str, Any], data: bytes) -> Image:
     if len(diff_ids) != len(descriptors):
         raise ValueError(f"it has {len(descriptors)} layers, and its config names {len(diff_ids)}")
     lines = history_lines(config, len(descriptors))
-    layers = tuple(_layer(folder, *row) for row in zip(descriptors, diff_ids, lines, strict=True))
+    layers = []
+    for descriptor, diff_id, line in zip(descriptors, diff_ids, lines, strict=True):
+        path = blob_path(folder, descriptor.digest)
+        if path.stat().st_size != descriptor.size:
+            raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
+        found = replace(descriptor, media_type=OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type))
+        layers.append(Layer(found, diff_id, partial(_open, path, found), created_by=line, reused=True))
     if value.get("mediaType") == DOCKER_MANIFEST:
         # Docker's media types must not be mixed with OCI's when layers are added, so the same blobs get an OCI
         # manifest, and the image a new digest.
         data = manifest_bytes(raw, layers, value.get("annotations") or {})
-    return Image(data, raw, layers)
-
-
-def _layer(folder: Path, descriptor: Descriptor, diff_id: Digest, line: str) -> Layer:
-    path = blob_path(folder, descriptor.digest)
-    if path.stat().st_size != descriptor.size:
-        raise ValueError(f"{descriptor.digest} has {path.stat().st_size} bytes, not {descriptor.size}")
-    media_type = OCI_OF_DOCKER.get(descriptor.media_type, descriptor.media_type)
-    found = Descriptor(media_type, descriptor.digest, descriptor.size, descriptor.annotations)
-    return Layer(found, diff_id, partial(_open, path, found), created_by=line, reused=True)
+    return Image(data, raw, tuple(layers))
 
 
 def _open(path: Path, descriptor: Descriptor) -> BinaryIO:
@@ -264,9 +248,7 @@ class _Checked(io.RawIOBase):
 class _CheckedOnFailure(io.BufferedReader):
     """A blob that is read to its end if its reader fails, as damaged bytes may be the reason: then BaseError."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object, /) -> None:
         try:
             if isinstance(error, Exception) and not isinstance(error, EnvbuildError):
                 while self.read(_CHUNK):
@@ -294,7 +276,7 @@ class Archive:
     @property
     def size(self) -> int:
         """The size of the archive in bytes."""
-        members = sum(len(head) + size + padding(size) for head, size in self._outline())
+        members = sum(len(header(entry)) + entry.size + padding(entry.size) for entry, _ in self._members())
         return members + len(END)
 
     def parts(self) -> Iterator[bytes]:
@@ -302,12 +284,10 @@ class Archive:
 
         BuildError if the bytes of a layer do not match its descriptor, before the last of them.
         """
-        for entry, data in self._small():
-            yield header(entry) + data + bytes(padding(len(data)))
-        for blob in self._blobs():
-            yield header(_member(blob))
-            yield from _checked(blob)
-            if missing := padding(blob.descriptor.size):
+        for entry, content in self._members():
+            yield header(entry)
+            yield from content
+            if missing := padding(entry.size):
                 yield bytes(missing)
         yield END
 
@@ -320,26 +300,28 @@ class Archive:
             progress(done)
         target.flush()
 
-    def _blobs(self) -> tuple[Blob, ...]:
-        return tuple(blob for blob in blobs_of(self.content) if blob.descriptor.digest not in self.without)
-
-    def _outline(self) -> Iterator[tuple[bytes, int]]:
-        yield from ((header(entry), len(data)) for entry, data in self._small())
-        yield from ((header(_member(blob)), blob.descriptor.size) for blob in self._blobs())
-
-    def _small(self) -> Iterator[tuple[Entry, bytes]]:
+    def _members(self) -> Iterator[tuple[Entry, Iterable[bytes]]]:
         """Yield the small members first, as readers of a stream need them before the blobs."""
+        names = list(dict.fromkeys(str(it if it.tag else replace(it, tag="latest")) for it in self.names))
+        image = images_of(self.content)[0]  # Docker's list has the first of an index, as a name can refer only to one
+        docker_list = {
+            "Config": f"{_BLOBS}/{image.config_digest.hex}",
+            "RepoTags": names or None,
+            "Layers": [f"{_BLOBS}/{layer.descriptor.digest.hex}" for layer in image.layers],
+        }
         files = {
             "oci-layout": VERSION,
-            "index.json": top_index(
-                self.content, [{REF_NAME: str(name), _CONTAINERD_NAME: str(name)} for name in _tagged(self.names)]
-            ),
-            "manifest.json": _docker_manifest(self.content, _tagged(self.names)),
+            "index.json": top_index(self.content, [{REF_NAME: it, _CONTAINERD_NAME: it} for it in names]),
+            "manifest.json": canonical_json([docker_list]),
         }
         for path, data in files.items():
-            yield Entry(path, "file", 0o644, len(data)), data
+            yield Entry(path, "file", 0o644, len(data)), [data]
         for path in ("blobs", _BLOBS):
-            yield Entry(path, "directory", 0o755), b""
+            yield Entry(path, "directory", 0o755), []
+        for blob in blobs_of(self.content):
+            digest, size = blob.descriptor.digest, blob.descriptor.size
+            if digest not in self.without:
+                yield Entry(f"{_BLOBS}/{digest.hex}", "file", READ_ONLY, size), _checked(blob)
 
 
 def write_archive(
@@ -367,32 +349,10 @@ def _target(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _tagged(names: Sequence[Reference]) -> list[Reference]:
-    return list(dict.fromkeys(name if name.tag else replace(name, tag="latest") for name in names))
-
-
-def _docker_manifest(content: Content, names: Sequence[Reference]) -> bytes:
-    """Return Docker's own list of images; of an index the first, as a name can refer only to one."""
-    image: Image = images_of(content)[0]
-    value = {
-        "Config": f"{_BLOBS}/{image.config_digest.hex}",
-        "RepoTags": [str(name) for name in names] or None,
-        "Layers": [f"{_BLOBS}/{layer.descriptor.digest.hex}" for layer in image.layers],
-    }
-    return canonical_json([value])
-
-
-def _member(blob: Blob) -> Entry:
-    return Entry(f"{_BLOBS}/{blob.descriptor.digest.hex}", "file", READ_ONLY, blob.descriptor.size)
-
-
 def _checked(blob: Blob) -> Iterator[bytes]:
+    where = str(blob.path or blob.descriptor.digest)
     try:
-        yield from read_blob(blob.open, blob.descriptor, where=_place(blob))
+        yield from read_blob(blob.open, blob.descriptor, where=where)
     except OSError as error:
         todo = "run again; if it stays so, clear the cache (ENVBUILD_CACHE)"
-        raise BuildError(f"a layer cannot be read: {error.strerror}", where=_place(blob), todo=todo) from error
-
-
-def _place(blob: Blob) -> str:
-    return str(blob.path or blob.descriptor.digest)
+        raise BuildError(f"a layer cannot be read: {error.strerror}", where=where, todo=todo) from error

@@ -14,8 +14,6 @@ _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?\Z")
-
-
 _DIGEST = re.compile(r"@[a-z0-9]+:[0-9a-fA-F]*\Z")
 _MALFORMED = re.compile(r"@sha(?:256|384|512):\w*\Z")
 """A malformed digest, which is not shown, as it could be a password and a host."""
@@ -86,17 +84,13 @@ def refuse_login(text: str, where: str) -> None:
     Paths of existing files and folders are allowed.
     """
     name = _DIGEST.sub("", text)
-    if (
-        _MALFORMED.search(name)
-        and "@" not in name.rpartition("@")[0]
-        and not name.startswith(_PATHS)
-        and not exists(name)
-    ):
+    if "@" not in name or name.startswith(_PATHS) or exists(name):
+        return
+    if _MALFORMED.search(name) and name.count("@") == 1:
         todo = "write the digest in full: sha256: and 64 hexadecimal digits"
         raise UsageError("the part after the @ is not a digest", where=where, todo=todo)
-    if "@" in name and not name.startswith(_PATHS) and not exists(name):
-        todo = "remove the part before the @, and use `docker login`"
-        raise UsageError("a reference holds no user or password", where=where, todo=todo)
+    todo = "remove the part before the @, and use `docker login`"
+    raise UsageError("a reference holds no user or password", where=where, todo=todo)
 
 
 def exists(path: str) -> bool:

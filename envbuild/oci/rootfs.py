@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, Protocol, cast
+from typing import IO, BinaryIO, Literal, cast
 
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci.deflate import GZIP_ERRORS, expansion_limit, open_gzip
@@ -295,16 +295,7 @@ def contents(
                     yield path, member, Content(file, layer, name)
 
 
-class LinkNode(Protocol):
-    """The part of a node that `resolve` needs."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def target(self) -> str: ...
-
-
-def resolve(tree: Mapping[str, LinkNode], path: str) -> str | None:
+def resolve(tree: Tree, path: str) -> str | None:
     """Follow all links from an absolute path to an absolute path; None for a dangling or circular path."""
     parts, done = path.split("/"), ""
     for _ in range(_MOST_LINKS):

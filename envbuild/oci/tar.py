@@ -68,7 +68,10 @@ def header(entry: Entry) -> bytes:
     prefix, short = split or (b"", _ascii(name)[:100])
     size = 0 if entry.size >= _USTAR_SIZE_LIMIT else entry.size
     block = _block(prefix, short, entry.mode, size, _TYPEFLAG[entry.kind], _ascii(target)[:100], entry.owner)
-    return _pax_header(b"".join(records)) + block if records else block
+    if not records:
+        return block
+    pax = b"".join(records)
+    return _block(b"", b"PaxHeaders/entry", 0o644, len(pax), b"x", b"") + pax + bytes(padding(len(pax))) + block
 
 
 def pieces(entries: Iterable[tuple[Entry, Iterable[bytes | memoryview]]]) -> Iterator[tuple[bool, bytes | memoryview]]:
@@ -103,11 +106,6 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
     while length != len(body) + len(str(length)):
         length += 1
     return str(length).encode() + body
-
-
-def _pax_header(records: bytes) -> bytes:
-    block = _block(b"", b"PaxHeaders/entry", 0o644, len(records), b"x", b"")
-    return block + records + bytes(padding(len(records)))
 
 
 def _block(

@@ -86,14 +86,15 @@ def package_of(reference: Reference) -> Package | None:
 
 
 @contextmanager
-def _connected(endpoint: str | None) -> Iterator["ArtifactRegistryClient | None"]:
+def _connected() -> Iterator["ArtifactRegistryClient | None"]:
     """Yield a client with the Application Default Credentials, or None if there are none."""
     from google.cloud.artifactregistry_v1 import ArtifactRegistryClient  # noqa: PLC0415 - see above
 
     from envbuild.google_api import connect  # noqa: PLC0415
 
-    address = endpoint or os.environ.get(ENDPOINT) or ""
-    client = connect(partial(ArtifactRegistryClient, transport="rest"), _SERVICE, RegistryError, address)
+    client = connect(
+        partial(ArtifactRegistryClient, transport="rest"), _SERVICE, RegistryError, os.environ.get(ENDPOINT) or ""
+    )
     if client is None:
         yield None
         return
@@ -123,9 +124,7 @@ def _api_errors(action: str, where: str, permission: str, role: str) -> Abstract
     return translated_errors(_SERVICE, where, RegistryError, explain)
 
 
-def check_repository(
-    reference: Reference, *, create: bool = False, endpoint: str | None = None, seconds: float = _SECONDS
-) -> Repository | None:
+def ensure_repository(reference: Reference, *, create: bool = False) -> Repository | None:
     """Check that the repository of a reference exists and is a standard Docker repository, or create it.
 
     None for other registries, and if there are no Application Default Credentials: then a Docker credential helper may
@@ -135,19 +134,19 @@ def check_repository(
     if package is None:
         return None
     name = package.repository_name
-    with _connected(endpoint) as client:
+    with _connected() as client:
         if client is None:
             if create:
                 what = "cannot create a repository without Google credentials"
                 todo = "gcloud auth application-default login, or create it first and leave out --create-repository"
                 raise RegistryError(what, where=str(reference), todo=todo)
             return None
-        found, number = _get(client, name, str(reference), seconds), 1
+        found, number = _find_repository(client, name, str(reference)), 1
         created = found is None and create
         if created:
-            _create(client, package, str(reference))
+            _create_repository(client, package, str(reference))
             # Somebody else may have begun to create it at the same time.
-            while (found := _get(client, name, str(reference), seconds)) is None and number < _APPEARING.tries:
+            while (found := _find_repository(client, name, str(reference))) is None and number < _APPEARING.tries:
                 time.sleep(_APPEARING.pause(number))
                 number += 1
     if found is None:
@@ -159,18 +158,18 @@ def check_repository(
     return Repository(name=name, immutable_tags=bool(found.docker_config.immutable_tags), created=created)
 
 
-def _get(client: "ArtifactRegistryClient", name: str, where: str, seconds: float) -> Any:
+def _find_repository(client: "ArtifactRegistryClient", name: str, where: str) -> Any:
     """The API's Repository; None if there is none."""
     from google.api_core.exceptions import NotFound  # noqa: PLC0415 - see above
 
     with _api_errors(f"show {name}", where, *_WRITER):
         try:
-            return client.get_repository(name=name, **_call_options(seconds))
+            return client.get_repository(name=name, **_call_options(_SECONDS))
         except NotFound:
             return None
 
 
-def _create(client: "ArtifactRegistryClient", package: Package, where: str) -> None:
+def _create_repository(client: "ArtifactRegistryClient", package: Package, where: str) -> None:
     """Create a repository, unless somebody else has, or an earlier try whose answer was lost."""
     from google.api_core.exceptions import AlreadyExists, Conflict, NotFound  # noqa: PLC0415 - see above
     from google.api_core.future.polling import DEFAULT_POLLING  # noqa: PLC0415
@@ -182,8 +181,8 @@ def _create(client: "ArtifactRegistryClient", package: Package, where: str) -> N
         description="images by envbuild",
     )
     name = package.repository_name
-    parent = name.removesuffix(f"/repositories/{package.repository}")
-    request = {"parent": parent, "repository_id": package.repository, "repository": repository}
+    location = name.removesuffix(f"/repositories/{package.repository}")
+    request = {"parent": location, "repository_id": package.repository, "repository": repository}
     polling = DEFAULT_POLLING.with_delay(initial=0.2, maximum=5.0).with_timeout(_CREATION_SECONDS)
     with _api_errors(f"create {name}", where, *_ADMIN):
         try:
@@ -237,7 +236,7 @@ class Cleanup:
     """Why Google's client cannot read the policies; then nothing is known of them."""
 
 
-def read_cleanup(reference: Reference, *, endpoint: str | None = None, seconds: float = 10.0) -> Cleanup | None:
+def read_cleanup(reference: Reference, *, seconds: float = 10.0) -> Cleanup | None:
     """Read the cleanup policies for an image; None for other registries, and without Google credentials.
 
     A policy that keeps wins over those that delete (Artifact Registry, "Cleanup policy overview"). Ages and counts of
@@ -246,7 +245,7 @@ def read_cleanup(reference: Reference, *, endpoint: str | None = None, seconds: 
     package = package_of(reference)
     if package is None:
         return None
-    with _connected(endpoint) as client:
+    with _connected() as client:
         if client is None:
             return None
         with _api_errors(f"show {reference}", str(reference), *_READER):

@@ -22,8 +22,8 @@ from envbuild.errors import RegistryError
 from envbuild.files import home_folder
 from envbuild.network import read_document
 from envbuild.oci.reference import DOCKER_HUB
-from envbuild.registry.faults import Access, is_google, printable, redacted, refusal
-from envbuild.registry.transport import Transport, hop, translated_errors
+from envbuild.registry.faults import Access, is_google, printable, redacted, refusal_error
+from envbuild.registry.transport import Transport, resolve_location, translated_errors
 from envbuild.retry import TRANSIENT_STATUSES, Transient
 
 _SCHEME = re.compile(r"[\s,]*([A-Za-z][A-Za-z0-9_-]*)(?=\s|,|$)")
@@ -72,7 +72,7 @@ def find_credentials(host: str, repository: str, *, environ: Mapping[str, str] |
     A source that fails becomes a hint, not an error: the registry may answer without credentials.
     """
     environ, hints = os.environ if environ is None else environ, []
-    for path in _files(environ):
+    for path in _config_files(environ):
         try:
             found = _from_file(path, host, repository)
         except _Unusable as reason:
@@ -82,13 +82,13 @@ def find_credentials(host: str, repository: str, *, environ: Mapping[str, str] |
             return Lookup(credentials=found, hints=tuple(hints))
     if is_google(host):
         try:
-            return Lookup(credentials=_google(), hints=tuple(hints))
+            return Lookup(credentials=_google_token(), hints=tuple(hints))
         except _Unusable as reason:
             hints.append(str(reason))
     return Lookup(hints=tuple(hints))
 
 
-def _files(environ: Mapping[str, str]) -> Iterator[Path]:
+def _config_files(environ: Mapping[str, str]) -> Iterator[Path]:
     home = home_folder(environ)
     yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     if environ.get("REGISTRY_AUTH_FILE"):
@@ -110,23 +110,23 @@ def _from_file(path: Path, host: str, repository: str) -> Credentials | None:
     parts = repository.split("/") if repository else []
     own = ["/".join((host, *parts[:count])) for count in range(len(parts), 0, -1)]
     keys = (*own, *(_HUB_KEYS if host == DOCKER_HUB else (host,)))
-    helpers = _table(config, "credHelpers")
+    helpers = _section(config, "credHelpers")
     store = config.get("credsStore") if isinstance(config, dict) else None
     chosen = next((helpers[key] for key in keys if key in helpers), store)
     if isinstance(chosen, str) and chosen:
         found = _from_helper(chosen, _HUB_KEYS[0] if host == DOCKER_HUB else host)
         if found:
             return found
-    entries = {_plain(key): value for key, value in _table(config, "auths").items()}
-    return next((found for key in keys if (found := _from_entry(entries.get(_plain(key)), path))), None)
+    entries = {_normalized_key(key): value for key, value in _section(config, "auths").items()}
+    return next((found for key in keys if (found := _from_entry(entries.get(_normalized_key(key)), path))), None)
 
 
-def _table(config: Any, key: str) -> dict[str, Any]:
+def _section(config: Any, key: str) -> dict[str, Any]:
     value = config.get(key) if isinstance(config, dict) else None
     return value if isinstance(value, dict) else {}
 
 
-def _plain(key: str) -> str:
+def _normalized_key(key: str) -> str:
     """A key as Docker compares it: without scheme and the paths /v1/ and /v2/."""
     plain = key.removeprefix("https://").removeprefix("http://").rstrip("/")
     return plain.removesuffix("/v1").removesuffix("/v2")
@@ -165,7 +165,7 @@ def _from_helper(name: str, host: str) -> Credentials | None:
     return Credentials(identity_token=secret) if user == _IDENTITY else Credentials(username=user, password=secret)
 
 
-def _google() -> Credentials:
+def _google_token() -> Credentials:
     """An access token of the Application Default Credentials, good for about an hour."""
     import google.auth  # noqa: PLC0415 - slow, and only needed for Google's hosts
     import google.auth.exceptions  # noqa: PLC0415
@@ -264,7 +264,7 @@ class Authorizer:
             if response.status_code in TRANSIENT_STATUSES:
                 raise _transient(response, access)
             if response.status_code == 403:
-                raise refusal(response, read_body(response, _ANSWER), access)
+                raise refusal_error(response, read_body(response, _ANSWER), access)
             page = "html" in response.headers.get("content-type", "")
             if response.status_code not in (200, 401) or (page and response.status_code == 200):
                 what = f"{self._host} answers, but not as a registry ({response.status_code})"
@@ -273,7 +273,7 @@ class Authorizer:
                 self._challenge = choose_challenge(response)
                 if self._challenge is None:
                     hint = "it supports no authentication that envbuild does"
-                    raise refusal(response, read_body(response, _ANSWER), access, (hint,))
+                    raise refusal_error(response, read_body(response, _ANSWER), access, (hint,))
             self._pinged = True
 
     def _credentials(self, access: Access) -> Credentials | None:
@@ -284,7 +284,7 @@ class Authorizer:
         return self._found[1].credentials
 
     def _token(self, challenge: Challenge, scopes: tuple[str, ...], access: Access) -> _Token:
-        realm = hop(self._root, self._root.join("/v2/"), challenge.parameters["realm"])
+        realm = resolve_location(self._root, self._root.join("/v2/"), challenge.parameters["realm"])
         credentials, started = self._credentials(access), time.monotonic()
         service = challenge.parameters.get("service")
         if credentials and credentials.identity_token:
@@ -308,7 +308,7 @@ class Authorizer:
             raise _transient(response, access)
         body = read_body(response, _ANSWER)
         if not response.is_success:
-            raise refusal(response, body, access, self.hints)
+            raise refusal_error(response, body, access, self.hints)
         try:
             answer = json.loads(body)
             value = answer.get("token") or answer["access_token"]
@@ -321,7 +321,7 @@ class Authorizer:
 
 
 def _transient(response: httpx.Response, access: Access) -> Transient:
-    return Transient(refusal(response, read_body(response, _ANSWER), access), after=retry_after(response))
+    return Transient(refusal_error(response, read_body(response, _ANSWER), access), after=retry_after(response))
 
 
 def retry_after(response: httpx.Response) -> float | None:

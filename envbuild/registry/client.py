@@ -18,16 +18,16 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Opener
 from envbuild.registry.auth import Authorizer, Credentials, read_body, retry_after
-from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal
+from envbuild.registry.faults import CHECK_REGISTRY, Access, printable, redacted, refusal_error
 from envbuild.registry.transport import (
     LONG_ANSWER,
     Progress,
     Transport,
     api_root,
     blob_reader,
-    hop,
-    outgoing,
+    resolve_location,
     same_origin,
+    verified_chunks,
 )
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
 
@@ -139,7 +139,7 @@ class Registry:
         """All tags of a repository, sorted; RegistryError if there is none, or for an answer that lists no tags."""
         tags = list[str]()
         for _ in self._pages(f"the tags of {repository}"):
-            page, more = self._tags_after(repository, tags[-1] if tags else "")
+            page, more = self._tags_page(repository, tags[-1] if tags else "")
             tags += page
             if not (page and more):
                 break
@@ -148,7 +148,7 @@ class Registry:
     def has_tags(self, repository: str) -> bool:
         """Whether anything in a repository has a tag; a repository that does not exist yet has none."""
         try:
-            return bool(self._tags_after(repository, "", limit=1)[0])
+            return bool(self._tags_page(repository, "", limit=1)[0])
         except RegistryError as error:
             if error.status != 404:
                 raise
@@ -164,7 +164,7 @@ class Registry:
                 raise RegistryError(what, todo=CHECK_REGISTRY)
         raise RegistryError(f"{self.host} lists {listing} on more than {_PAGES} pages", todo=CHECK_REGISTRY)
 
-    def _tags_after(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
+    def _tags_page(self, repository: str, last: str, limit: int = _PAGE) -> tuple[list[str], bool]:
         """A page of tags, and whether there are more (distribution-spec, "Listing Tags")."""
         query = {"n": str(limit)} | ({"last": last} if last else {})
         call = self._call("GET", repository, "tags/list", query=query)
@@ -190,7 +190,7 @@ class Registry:
             following = response.links.get("next", {}).get("url", "")
             if not following:
                 break
-            call = replace(call, url=hop(self._root, call.url, following))
+            call = replace(call, url=resolve_location(self._root, call.url, following))
         return pages
 
     def put_manifest(self, repository: str, target: str, data: bytes, media_type: str) -> None:
@@ -248,9 +248,9 @@ class Registry:
             call = Call(
                 method="PUT",
                 url=_with_digest(place, descriptor.digest),
-                access=Access(host=self.host, repository=repository, action="push"),
+                access=self._access(repository, "push"),
                 headers=headers,
-                body=lambda: outgoing(opener, descriptor, progress or (lambda _: None), self._transport.check),
+                body=lambda: verified_chunks(opener, descriptor, progress or (lambda _: None), self._transport.check),
                 large=descriptor.size >= _LARGE,
                 timeout=LONG_ANSWER,
             )
@@ -265,13 +265,12 @@ class Registry:
 
         RegistryError for any failure: the blob must then be sent as others are.
         """
-        access = Access(host=self.host, repository=repository, action="push")
-        send = partial(Call, access=access, large=True, timeout=LONG_ANSWER)
+        send = partial(Call, access=self._access(repository, "push"), large=True, timeout=LONG_ANSWER)
         try:
             place = self._open_upload(repository)
             headers = {"Content-Type": "application/octet-stream"}
             with closing(self._answer(send(method="PATCH", url=place, headers=headers, body=pieces))) as response:
-                place = hop(self._root, place, response.headers.get("location") or str(place))
+                place = resolve_location(self._root, place, response.headers.get("location") or str(place))
             url = _with_digest(place, finished().digest)
             self._answer(send(method="PUT", url=url, body=lambda: b"")).close()
         except Transient as transient:
@@ -292,8 +291,7 @@ class Registry:
         place = self._retry.run(lambda _: self._open_upload(repository), pause=self._transport.pause)
         # Registries need not support DELETE; an open upload expires by itself.
         with suppress(RegistryError, Transient):
-            access = Access(host=self.host, repository=repository, action="push")
-            self._answer(Call(method="DELETE", url=place, access=access)).close()
+            self._answer(Call(method="DELETE", url=place, access=self._access(repository, "push"))).close()
 
     def _open_upload(self, repository: str) -> httpx.URL:
         """Open an upload; return its address."""
@@ -303,7 +301,7 @@ class Registry:
             if not location:
                 what = f"{self.host} opened no upload"
                 raise RegistryError(what, where=redacted(call.url), status=response.status_code)
-            return hop(self._root, call.url, location)
+            return resolve_location(self._root, call.url, location)
 
     def _call(
         self,
@@ -318,8 +316,10 @@ class Registry:
         url = self._root.join(f"/v2/{repository}/{path}")
         if query:
             url = url.copy_with(params=httpx.QueryParams(query))
-        access = Access(host=self.host, repository=repository, action=action)
-        return Call(method=method, url=url, access=access, **more)
+        return Call(method=method, url=url, access=self._access(repository, action), **more)
+
+    def _access(self, repository: str, action: str) -> Access:
+        return Access(host=self.host, repository=repository, action=action)
 
     def _send(self, call: Call) -> tuple[httpx.Response, bytes]:
         """Send with retries: the response and the body of a GET, of at most a manifest's size and one byte."""
@@ -341,7 +341,7 @@ class Registry:
         if response.is_success or response.status_code in call.expected:
             return response
         with closing(response):
-            fault = refusal(response, read_body(response, _ERROR_BODY), call.access, self._auth.hints)
+            fault = refusal_error(response, read_body(response, _ERROR_BODY), call.access, self._auth.hints)
             if response.status_code in TRANSIENT_STATUSES:
                 raise Transient(fault, after=retry_after(response))
             raise fault
@@ -360,7 +360,7 @@ class Registry:
             if response.status_code not in _REDIRECTS or call.body is not None:
                 return response
             response.close()
-            url = hop(self._root, url, response.headers.get("location", ""))
+            url = resolve_location(self._root, url, response.headers.get("location", ""))
         raise RegistryError(f"{self.host} redirects without end", where=redacted(call.url))
 
 

@@ -12,8 +12,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
-from envbuild.registry.pull import ARCHITECTURES, choose_manifest, read_manifest, reason
-from envbuild.registry.push import PARALLEL, confirm, publish
+from envbuild.registry.pull import ARCHITECTURES, choose_manifest, parse_fault, read_manifest
+from envbuild.registry.push import PARALLEL, confirm_manifest, publish
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry
 
@@ -23,7 +23,7 @@ _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class CopyResult:
     """The result of a copy."""
 
     reference: Reference
@@ -39,7 +39,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _SourceManifest:
     """A manifest or index as it is in the source."""
 
     data: bytes
@@ -58,7 +58,7 @@ def copy_image(
     machine: str | None = None,
     report: Reporter = SILENT,
     retry: Retry | None = None,
-) -> Copied:
+) -> CopyResult:
     """Copy an image, or an index with all its images, and give it the target's tag, else the source's.
 
     `machine` (`x86_64`) takes only its image out of an index. The tag comes last, so after an error no tag points to
@@ -68,42 +68,46 @@ def copy_image(
         there = stack.enter_context(Registry(target.registry, retry=retry))
         same = source.registry == target.registry
         here = there if same else stack.enter_context(Registry(source.registry, retry=retry))
-        parts = _parts(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
+        parts = _read_manifests(here, source, ARCHITECTURES.get(machine, machine) if machine else None)
         lacking = [part for part in parts if not there.has_manifest(target.repository, part.digest)]
         blobs = {blob.digest: blob for part in lacking for blob in part.blobs}
         largest_first = sorted(blobs.values(), key=lambda blob: (-blob.size, blob.digest))
         sent, mounted = _copy_blobs(here, source.repository, there, target.repository, largest_first, report)
         for part in lacking:
             there.put_manifest(target.repository, str(part.digest), part.data, part.media_type)
-        confirm(there, target, parts[-1].data)
+        confirm_manifest(there, target, parts[-1].data)
     reference = target.at(parts[-1].digest)
     if tag := target.tag or source.tag or (None if source.digest else source.target):
         publish({reference: (tag,)}, retry=retry)
     total = sum({blob.digest: blob.size for part in parts for blob in part.blobs}.values())
     digests = tuple(part.digest for part in parts)
-    return Copied(reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted)
+    return CopyResult(
+        reference=reference, manifests=digests, sent=sent, mounted=mounted, existing=total - sent - mounted
+    )
 
 
-def _parts(registry: Registry, source: Reference, architecture: str | None) -> list[_Part]:
+def _read_manifests(registry: Registry, source: Reference, architecture: str | None) -> list[_SourceManifest]:
     """All manifests to copy, each after those that it names."""
     try:
         value, data = read_manifest(registry, source, source.target)
         if architecture and "manifests" in value:
             value, data = read_manifest(registry, source, choose_manifest(value, architecture, source))
-        return list({part.digest: part for part in _below(registry, source, value, data, _DEPTH)}.values())
+        return list({part.digest: part for part in _read_tree(registry, source, value, data, _DEPTH)}.values())
     except _WRONG as error:
-        what = f"{source} has a manifest that cannot be read ({reason(error)})"
+        what = f"{source} has a manifest that cannot be read ({parse_fault(error)})"
         raise RegistryError(what, where=str(source), todo="name an image with an OCI or Docker manifest") from error
 
 
-def _below(registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int) -> Iterator[_Part]:
+def _read_tree(
+    registry: Registry, source: Reference, value: Mapping[str, Any], data: bytes, depth: int
+) -> Iterator[_SourceManifest]:
     if not depth:
         raise RegistryError(f"{source} has more than {_DEPTH} nested indexes", where=str(source))
     for entry in value.get("manifests", ()):
         child = read_manifest(registry, source, str(Descriptor.from_dict(entry).digest))
-        yield from _below(registry, source, *child, depth - 1)
+        yield from _read_tree(registry, source, *child, depth - 1)
     blobs = () if "manifests" in value else (value["config"], *value["layers"])
-    yield _Part(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
+    yield _SourceManifest(data=data, media_type=str(value["mediaType"]), blobs=tuple(map(Descriptor.from_dict, blobs)))
 
 
 def _copy_blobs(

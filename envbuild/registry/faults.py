@@ -28,7 +28,7 @@ def redacted(url: httpx.URL | str) -> str:
 
 
 def printable(text: str, limit: int = _MESSAGE) -> str:
-    """One line of foreign text, read_body, without control characters, URL queries and credentials."""
+    """One line of foreign text, of limited length, without control characters, URL queries and credentials."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * limit])
     line = _SECRET.sub(r"\1 ***", _ADDRESS.sub(r"\1?***", " ".join(line.split())))
     return line if len(line) <= limit else line[: limit - 1] + "…"
@@ -58,7 +58,7 @@ def is_google(host: str) -> bool:
     return host == "gcr.io" or host.endswith((".pkg.dev", ".gcr.io"))
 
 
-def _login(access: Access) -> str:
+def _login_advice(access: Access) -> str:
     if not is_google(access.host):
         who = f"with an account that may {access.action} {access.repository}".rstrip()
         return f"docker login {access.host}, {who}"
@@ -68,12 +68,12 @@ def _login(access: Access) -> str:
     return f"gcloud auth configure-docker {access.host}; the account needs artifactregistry.repositories.{right}"
 
 
-def _reasons(access: Access, status: int) -> tuple[str, str]:
+def _explain_status(access: Access, status: int) -> tuple[str, str]:
     """What failed and what to do, by status."""
     host, name = access.host, access.repository or "this registry"
     match status:
         case 401 | 403:
-            return f"{host} does not let this account {access.action} {name} ({status})", _login(access)
+            return f"{host} does not let this account {access.action} {name} ({status})", _login_advice(access)
         case 404:
             return f"{name} does not exist on {host} (404)", "check the name; some registries need it to be created"
         case 413:
@@ -90,10 +90,10 @@ def _reasons(access: Access, status: int) -> tuple[str, str]:
 _RESUME = "blobs that are there are not sent again"
 
 
-def refusal(response: httpx.Response, body: bytes, access: Access, hints: tuple[str, ...] = ()) -> RegistryError:
+def refusal_error(response: httpx.Response, body: bytes, access: Access, hints: tuple[str, ...] = ()) -> RegistryError:
     """Explain an answer that is not a success; `hints` are reasons why no credentials were found."""
     status = response.status_code
-    what, todo = _reasons(access, status)
+    what, todo = _explain_status(access, status)
     message = registry_message(body)
     if not message and "html" in response.headers.get("content-type", ""):
         message = "the answer is a web page, so this may be no registry, or there is a proxy before it"
@@ -102,17 +102,17 @@ def refusal(response: httpx.Response, body: bytes, access: Access, hints: tuple[
     return RegistryError(f"{what}: {message}" if message else what, where=where, todo=todo, status=status)
 
 
-def is_tls(error: BaseException | None) -> bool:
+def is_tls_error(error: BaseException | None) -> bool:
     """True when TLS itself failed, which another try does not change."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def unreachable(error: Exception, url: httpx.URL) -> RegistryError:
+def unreachable_error(error: Exception, url: httpx.URL) -> RegistryError:
     """Explain a connection that could not be made or broke."""
     where, reason = redacted(url), printable(str(error) or type(error).__name__)
-    if is_tls(error):
+    if is_tls_error(error):
         todo = "check the certificate; SSL_CERT_FILE names a CA bundle; plain HTTP is used for loopback hosts only"
         return RegistryError(f"{url.netloc.decode()} cannot be trusted: {reason}", where=where, todo=todo)
     if isinstance(error, httpx.TimeoutException):

@@ -51,18 +51,18 @@ def pull(
             value, data = read_manifest(registry, reference, choose_manifest(value, architecture, reference))
         return _image(registry, reference, value, data, architecture)
     except _WRONG as error:
-        what = f"{reference} has a manifest or config that cannot be read ({reason(error)})"
+        what = f"{reference} has a manifest or config that cannot be read ({parse_fault(error)})"
         raise RegistryError(what, where=str(reference), todo="name an image with an OCI or Docker manifest") from error
 
 
-def reason(error: Exception) -> str:
+def parse_fault(error: Exception) -> str:
     """The fault of a manifest that cannot be parsed."""
     return printable(str(error)) if isinstance(error, ValueError) else type(error).__name__
 
 
 def read_manifest(registry: Registry, reference: Reference, target: str) -> tuple[dict[str, Any], bytes]:
     """Get a manifest or index, parsed and as bytes, verified by its digest; RegistryError."""
-    found = named_manifest(registry, reference, target)
+    found = fetch_manifest(registry, reference, target)
     value = parse_manifest(found.data, found.media_type)
     if value["schemaVersion"] != 2:
         what = f"{reference} has a manifest of schema {value['schemaVersion']!r:.9}, which registries dropped"
@@ -71,7 +71,7 @@ def read_manifest(registry: Registry, reference: Reference, target: str) -> tupl
     return {"mediaType": found.media_type, **value}, found.data
 
 
-def named_manifest(registry: Registry, reference: Reference, target: str) -> Manifest:
+def fetch_manifest(registry: Registry, reference: Reference, target: str) -> Manifest:
     """Get the manifest of a tag or digest, verified by its digest; RegistryError if it does not exist or differs."""
     try:
         found = registry.manifest(reference.repository, target)

@@ -20,7 +20,7 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.auth import Credentials
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import CHECK_REGISTRY, printable
-from envbuild.registry.pull import named_manifest
+from envbuild.registry.pull import fetch_manifest
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import Retry, as_completed
 
@@ -31,9 +31,9 @@ _REFUSALS = frozenset({400, 403, 405, 409, 412})
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
 
-Landed = Callable[[GrowingBlob], None]
+OnSent = Callable[[GrowingBlob], None]
 """Gets, in another thread, a layer that was sent while it was written, once the registry has it."""
-How = Literal["sent", "mounted", "there"]
+BlobArrival = Literal["sent", "mounted", "there"]
 """How a blob came into the repository: sent, mounted from another repository, or there before."""
 
 
@@ -45,9 +45,9 @@ class PushResult:
     """By digest, which the registry has confirmed."""
     uploaded: int
     """Bytes of blobs that were sent."""
-    existing: int
-    """Bytes of blobs that were there before."""
-    blobs: Mapping[Digest, How] = field(default_factory=dict)
+    not_sent: int
+    """Bytes of blobs that were not sent: they were there before, or were mounted from another repository."""
+    blobs: Mapping[Digest, BlobArrival] = field(default_factory=dict)
     """How each blob came there; if the whole image was there, only of blobs that were begun before."""
 
     @property
@@ -93,15 +93,15 @@ class Upload:
         reference: Reference,
         *,
         report: Reporter = SILENT,
-        landed: Landed = lambda _blob: None,
+        on_sent: OnSent = lambda _blob: None,
         credentials: Credentials | None = None,
         retry: Retry | None = None,
         trust_registry: bool = True,
     ) -> None:
-        self._reference, self._report, self._landed, self._trust_registry = reference, report, landed, trust_registry
+        self._reference, self._report, self._on_sent, self._trust_registry = reference, report, on_sent, trust_registry
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
-        self._sent: dict[Digest, Future[How]] = {}
+        self._uploads: dict[Digest, Future[BlobArrival]] = {}
         # Their own threads, as they wait for the layers' writers.
         self._followers = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
         self._followed: dict[GrowingBlob, Future[bool]] = {}
@@ -131,11 +131,11 @@ class Upload:
 
     def offer(self, layer: Layer) -> None:
         """Begin to send a layer of the image; raises the error of an earlier one."""
-        for future in self._sent.values():
+        for future in self._uploads.values():
             if future.done():
                 future.result()
-        if layer.descriptor.digest not in self._sent:
-            self._sent[layer.descriptor.digest] = self._pool.submit(self._send, layer)
+        if layer.descriptor.digest not in self._uploads:
+            self._uploads[layer.descriptor.digest] = self._pool.submit(self._send, layer)
 
     def finish(self, image: Image) -> PushResult:
         """Send what is missing, the config last, then the manifest by digest, and confirm it. Errors as `push`."""
@@ -144,33 +144,33 @@ class Upload:
         sizes = {blob.descriptor.digest: blob.descriptor.size for blob in (*image.layers, _config(image))}
         if self._trust_registry and self._is_there(image):
             # Uploads that have not begun are not needed any more.
-            begun = {digest: future for digest, future in self._sent.items() if not future.cancel()}
+            begun = {digest: future for digest, future in self._uploads.items() if not future.cancel()}
             how = {digest: future.result() for digest, future in begun.items() if future.exception() is None}
         else:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
-            confirm(registry, self._reference, image.manifest)
+            confirm_manifest(registry, self._reference, image.manifest)
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
-        existing = sum(sizes.values()) - sent
-        return PushResult(reference=self._reference.at(image.digest), uploaded=sent, existing=existing, blobs=how)
+        not_sent = sum(sizes.values()) - sent
+        return PushResult(reference=self._reference.at(image.digest), uploaded=sent, not_sent=not_sent, blobs=how)
 
     def _is_there(self, image: Image) -> bool:
         """Whether the registry has and confirms the manifest."""
         try:
-            confirm(self._registry, self._reference, image.manifest)
+            confirm_manifest(self._registry, self._reference, image.manifest)
         except RegistryError as error:
             if error.status != 404:
                 raise
             return False
         return True
 
-    def _send_all(self, image: Image) -> dict[Digest, How]:
+    def _send_all(self, image: Image) -> dict[Digest, BlobArrival]:
         """Send the layers, the largest first, so that none of them runs alone at the end; then the config."""
         for layer in sorted(image.layers, key=lambda it: (-it.descriptor.size, it.descriptor.digest)):
             self.offer(layer)
-        for future in as_completed(self._sent.values()):
+        for future in as_completed(self._uploads.values()):
             future.result()
-        how = {digest: future.result() for digest, future in self._sent.items()}
+        how = {digest: future.result() for digest, future in self._uploads.items()}
         return how | {image.config_digest: self._send(_config(image))}
 
     def _follow(self, blob: GrowingBlob, file: FileIO) -> bool:
@@ -193,16 +193,16 @@ class Upload:
                 return False
         size = blob.finished().size
         self._report_bytes(blob.label, size, size)
-        self._landed(blob)
+        self._on_sent(blob)
         return True
 
-    def _send(self, layer: Layer) -> How:
+    def _send(self, layer: Layer) -> BlobArrival:
         followed = [it for blob, it in list(self._followed.items()) if blob.descriptor == layer.descriptor]
         if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
         host, _, source = layer.origin.partition("/")
-        how: How = "there"
+        how: BlobArrival = "there"
         if not registry.has_blob(repository, descriptor.digest, size=descriptor.size):
             mountable = host == self._reference.registry and source != repository
             how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
@@ -246,7 +246,7 @@ def _valid_tags(reference: Reference, tags: Sequence[str], digest: Digest) -> li
     return list(named)
 
 
-def confirm(registry: Registry, reference: Reference, data: bytes) -> None:
+def confirm_manifest(registry: Registry, reference: Reference, data: bytes) -> None:
     """Read a manifest or index back by digest: only a confirmed one may be tagged or stamped."""
     digest = Digest.of(data)
     found = registry.manifest(reference.repository, str(digest))
@@ -268,11 +268,11 @@ def push_index(index: ImageIndex, reference: Reference, *, retry: Retry | None =
     with Registry(reference.registry, retry=retry) as registry:
         if not registry.has_manifest(place.repository, index.digest):
             registry.put_manifest(place.repository, str(index.digest), index.data, INDEX)
-        confirm(registry, place, index.data)
+        confirm_manifest(registry, place, index.data)
     if named:
         publish({place.at(index.digest): named}, retry=retry)
-    sent, existing = sum(result.uploaded for result in pushed), sum(result.existing for result in pushed)
-    return PushResult(reference=place.at(index.digest), uploaded=sent, existing=existing)
+    sent, not_sent = sum(result.uploaded for result in pushed), sum(result.not_sent for result in pushed)
+    return PushResult(reference=place.at(index.digest), uploaded=sent, not_sent=not_sent)
 
 
 def publish(
@@ -295,7 +295,7 @@ def publish(
         raise RegistryError(what, where=error.where, todo=error.todo, status=error.status) from error
     for reference, tags in images.items():
         with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-            found = named_manifest(registry, reference, reference.target)
+            found = fetch_manifest(registry, reference, reference.target)
             for tag in tags:
                 set_tag(registry, reference.repository, tag, found.data, found.media_type)
 

@@ -18,7 +18,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
-from envbuild.registry.pull import named_manifest
+from envbuild.registry.pull import fetch_manifest
 from envbuild.retry import Retry
 
 EMPTY = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(b"{}"), 2)
@@ -68,7 +68,7 @@ class Referrer:
 
 def subject_of(registry: Registry, reference: Reference) -> Descriptor:
     """The descriptor of a tag's or digest's manifest, for an artifact's subject; RegistryError if there is none."""
-    found = named_manifest(registry, reference, reference.target)
+    found = fetch_manifest(registry, reference, reference.target)
     return Descriptor(found.media_type, Digest.of(found.data), len(found.data))
 
 
@@ -77,9 +77,9 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
 
     Both are read: what was attached before the registry had the API is under the tag alone. RegistryError.
     """
-    listed = _listed(registry, repository, subject) or []
-    tagged = _entries(_index(registry, repository, _tag(subject)))
-    found = {it.digest: it for it in _read((*listed, *tagged))}
+    listed = _list_by_api(registry, repository, subject) or []
+    tagged = _entries(_read_index(registry, repository, _referrers_tag(subject)))
+    found = {it.digest: it for it in _parse_entries((*listed, *tagged))}
     if len(found) > _MOST:
         what, named = f"{len(found)} artifacts refer to {subject}, more than {_MOST}", f"{registry.host}/{repository}"
         todo = f"list them: `oras discover {named}@{subject}`; remove old ones: `oras manifest delete {named}@DIGEST`"
@@ -97,7 +97,7 @@ def attach(
     manifests = [it.manifest(subject) for it in artifacts]
     if not manifests:
         return ()
-    with_list = _listed(registry, repository, subject.digest) is not None
+    with_list = _list_by_api(registry, repository, subject.digest) is not None
     for blob in (Artifact(kind=EMPTY.media_type, data=b"{}"), *artifacts):
         if not registry.has_blob(repository, blob.blob.digest):
             registry.put_blob(repository, blob.blob, partial(BytesIO, blob.data))
@@ -108,7 +108,7 @@ def attach(
             Descriptor(MANIFEST, Digest.of(data), len(data), it.annotations).to_dict() | {"artifactType": it.kind}
             for it, data in zip(artifacts, manifests, strict=True)
         ]
-        _add(registry, repository, _tag(subject.digest), entries)
+        _add_to_index(registry, repository, _referrers_tag(subject.digest), entries)
     listed = {it.digest: it for it in referrers(registry, repository, subject.digest)}
     for artifact, data in zip(artifacts, manifests, strict=True):
         found = listed.get(Digest.of(data))
@@ -141,11 +141,11 @@ def read_artifact(registry: Registry, repository: str, referrer: Referrer, subje
         return file.read()
 
 
-def _tag(subject: Digest) -> str:
+def _referrers_tag(subject: Digest) -> str:
     return f"sha256-{subject.hex}"
 
 
-def _listed(registry: Registry, repository: str, subject: Digest) -> list[Mapping[str, Any]] | None:
+def _list_by_api(registry: Registry, repository: str, subject: Digest) -> list[Mapping[str, Any]] | None:
     """The answer of the referrers API; None without the API.
 
     Only the answer tells: some registries announce the API by a header, and do not have it.
@@ -159,7 +159,7 @@ def _listed(registry: Registry, repository: str, subject: Digest) -> list[Mappin
         return None  # a proxy's web page
 
 
-def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
+def _parse_entries(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
     """The artifacts among the entries of an index; malformed entries are skipped."""
     for entry in entries:
         with suppress(*_WRONG):
@@ -168,7 +168,7 @@ def _read(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
             yield Referrer(digest=Digest.parse(entry["digest"]), kind=kind, annotations=annotations)
 
 
-def _index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
+def _read_index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
     """The index under a tag; an empty one if there is none, RegistryError for another manifest."""
     try:
         found = registry.manifest(repository, tag)
@@ -191,7 +191,7 @@ def _entries(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [it for it in index["manifests"] if isinstance(it, Mapping)]
 
 
-def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mapping[str, Any]]) -> None:
+def _add_to_index(registry: Registry, repository: str, tag: str, entries: Sequence[Mapping[str, Any]]) -> None:
     """Put entries into the index under a tag, beside those of others.
 
     The protocol has no conditional write. So the index is read again after each write, and written again if another
@@ -199,7 +199,7 @@ def _add(registry: Registry, repository: str, tag: str, entries: Sequence[Mappin
     """
     where = f"{registry.host}/{repository}:{tag}"
     for number in range(1, _RETRY.tries + 1):
-        index = _index(registry, repository, tag)
+        index = _read_index(registry, repository, tag)
         there = {it.get("digest") for it in _entries(index)}
         missing = [it for it in entries if it["digest"] not in there]
         if not missing:

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class SharedCache:
-    """The layers and facts of one repository by key. After a failure there are none, and `trouble` has the reason."""
+    """The layers and facts of one repository by key. After a failure there are none; `last_error` says why."""
 
     def __init__(self, reference: Reference, *, retry: Retry | None = None, report: Reporter = SILENT) -> None:
         self._registry = Registry(reference.registry, retry=retry or Retry(tries=2))
@@ -43,7 +43,7 @@ class SharedCache:
         self._known: dict[str, Mapping[str, Any] | None] = {}
         self._facts: dict[Digest, str] = {}
         self._ready, self._lock = False, threading.Lock()
-        self.trouble = ""
+        self.last_error = ""
         """The last failure of the registry."""
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class SharedCache:
         """End all requests now, from any thread."""
         self._registry.stop()
 
-    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
+    def prefetch(self, layers: Iterable[Digest], facts: Iterable[Digest] = ()) -> None:
         """Read many keys in parallel, before they are used one by one."""
         self._in_parallel((*map(_layer_tag, layers), *map(_fact_tag, facts)), self._artifact)
 
@@ -110,12 +110,12 @@ class SharedCache:
         if self._known.get(tag) != value:
             self._publish(tag, value)
 
-    def knows_its_layers(self) -> bool:
+    def publishes_layers(self) -> bool:
         """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
 
         A repository that refuses such artifacts, or whose clients publish none, has layers without keys.
         """
-        if self.trouble:
+        if self.last_error:
             return False
         if any(value is not None for value in self._known.values()):
             return True
@@ -139,7 +139,7 @@ class SharedCache:
         except RegistryError as error:
             found = None
             if error.status != 404:
-                self.trouble = error.what
+                self.last_error = error.what
         except (ValueError, RecursionError):
             found = {}
         self._known[tag] = found
@@ -177,7 +177,7 @@ class SharedCache:
                 self._registry.put_manifest(self._repository, tag, data, MANIFEST)
             self._known[tag] = manifest
         except RegistryError as error:
-            self.trouble = error.what
+            self.last_error = error.what
 
 
 def _layer_artifact(key: Digest, result: LayerResult) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from envbuild.network import enforce_minimum_rate, is_loopback, trusted_certific
 from envbuild.oci.blobs import read_blob
 from envbuild.oci.image import Descriptor, Opener
 from envbuild.oci.reference import DOCKER_HUB
-from envbuild.registry.faults import CHECK_REGISTRY, is_tls, redacted, unreachable
+from envbuild.registry.faults import CHECK_REGISTRY, is_tls_error, redacted, unreachable_error
 from envbuild.retry import Retry, Transient
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ for _name in ("httpx", "httpcore"):
 def api_root(host: str) -> httpx.URL:
     """Return the root of a registry's API: HTTP on loopback, HTTPS elsewhere; RegistryError for an invalid host."""
     try:
-        url = _valid(httpx.URL(f"https://{'registry-1.docker.io' if host == DOCKER_HUB else host}"))
+        url = _check_port(httpx.URL(f"https://{'registry-1.docker.io' if host == DOCKER_HUB else host}"))
     except httpx.InvalidURL as error:
         raise RegistryError(f"not a registry host: {error}", where=host) from error
     return url.copy_with(scheme="http") if is_loopback(url.host) else url
 
 
 @lru_cache(maxsize=256)
-def _closeness(host: str) -> int:
+def _internal_level(host: str) -> int:
     """How internal a host is: 0 public or unknown, 1 private network, 2 this machine or its link."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -68,35 +68,35 @@ def same_origin(one: httpx.URL, other: httpx.URL) -> bool:
     return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
-def _valid(url: httpx.URL) -> httpx.URL:
+def _check_port(url: httpx.URL) -> httpx.URL:
     """Refuse a port that httpx accepts and that makes sockets raise OverflowError."""
     if (url.port or 0) > 65535:
         raise httpx.InvalidURL(f"port {url.port}")
     return url
 
 
-def hop(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
+def resolve_location(origin: httpx.URL, base: httpx.URL, location: str) -> httpx.URL:
     """Resolve a Location or realm against `base`; RegistryError when a registry at `origin` may not send us there.
 
     A registry must not be able to make this machine talk to hosts that only this machine can see (the metadata
     server, services on loopback), nor to lower HTTPS to HTTP.
     """
     try:
-        target = _valid(base.join(location))
+        target = _check_port(base.join(location))
     except (httpx.InvalidURL, ValueError) as error:
-        raise _misdirected("the registry sent an invalid address", base) from error
+        raise _redirect_error("the registry sent an invalid address", base) from error
     if same_origin(origin, target) and not target.userinfo:
         return target
     if target.userinfo or not target.host or target.scheme not in ("https", "http"):
-        raise _misdirected("the registry sent an address that cannot be used", target)
+        raise _redirect_error("the registry sent an address that cannot be used", target)
     if target.scheme == "http" and not is_loopback(target.host):
-        raise _misdirected(f"{origin.host} sends its clients to plain HTTP", target)
-    if target.host != origin.host and _closeness(target.host) > _closeness(origin.host):
-        raise _misdirected(f"{origin.host} sends its clients to an internal address", target)
+        raise _redirect_error(f"{origin.host} sends its clients to plain HTTP", target)
+    if target.host != origin.host and _internal_level(target.host) > _internal_level(origin.host):
+        raise _redirect_error(f"{origin.host} sends its clients to an internal address", target)
     return target
 
 
-def _misdirected(what: str, url: httpx.URL) -> RegistryError:
+def _redirect_error(what: str, url: httpx.URL) -> RegistryError:
     return RegistryError(what, where=redacted(url), todo=CHECK_REGISTRY)
 
 
@@ -106,10 +106,10 @@ def translated_errors(url: httpx.URL) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        final = is_tls(error) or isinstance(error, httpx.UnsupportedProtocol)
-        raise (unreachable(error, url) if final else Transient(unreachable(error, url))) from error
+        final = is_tls_error(error) or isinstance(error, httpx.UnsupportedProtocol)
+        raise (unreachable_error(error, url) if final else Transient(unreachable_error(error, url))) from error
     except (httpx.InvalidURL, httpx.StreamError, httpx.DecodingError) as error:
-        raise unreachable(error, url) from error
+        raise unreachable_error(error, url) from error
 
 
 class Transport:
@@ -179,7 +179,7 @@ class Transport:
         with self._lock:
             self._sockets.add(opened)
             if self._stopped.is_set():
-                _cut(opened)
+                _shut_down(opened)
 
     def check(self) -> None:
         """RegistryError when `stop` was called."""
@@ -196,7 +196,7 @@ class Transport:
         self._stopped.set()
         with self._lock:
             for opened in list(self._sockets):
-                _cut(opened)
+                _shut_down(opened)
 
     def close(self) -> None:
         """Close all connections."""
@@ -205,7 +205,7 @@ class Transport:
                 client.close()
 
 
-def _cut(opened: socket.socket) -> None:
+def _shut_down(opened: socket.socket) -> None:
     """Wake the threads that read from or write to the socket; closing it would not."""
     with suppress(OSError):
         # Not SSLSocket.shutdown: it drops the TLS state first, and a write in between would go out plain.
@@ -216,7 +216,9 @@ Progress = Callable[[int], None]
 """Gets the number of bytes of a blob that were sent, from 0 again for each try."""
 
 
-def outgoing(opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]) -> Iterator[bytes]:
+def verified_chunks(
+    opener: Opener, descriptor: Descriptor, progress: Progress, check: Callable[[], None]
+) -> Iterator[bytes]:
     """Yield a blob's bytes; BuildError before its last chunk when they are not the descriptor's.
 
     So no registry gets a complete wrong blob. `check` is called before each chunk and may raise to stop.
@@ -236,10 +238,10 @@ OpenAt = Callable[[int], httpx.Response]
 def blob_reader(open_at: OpenAt, descriptor: Descriptor, retry: Retry) -> BinaryIO:
     """Read a blob as a file that resumes after a broken connection, and checks size and digest at its end."""
     # BufferedReader is a BinaryIO in all but name.
-    return cast("BinaryIO", io.BufferedReader(_Body(open_at, descriptor, retry), _CHUNK))
+    return cast("BinaryIO", io.BufferedReader(_BlobBody(open_at, descriptor, retry), _CHUNK))
 
 
-class _Body(io.RawIOBase):
+class _BlobBody(io.RawIOBase):
     """The bodies of one or, after breaks, several responses as raw input."""
 
     def __init__(self, open_at: OpenAt, descriptor: Descriptor, retry: Retry) -> None:

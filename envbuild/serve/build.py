@@ -7,18 +7,18 @@ from datetime import datetime
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envbuild.build.build import check_destinations
-from envbuild.build.extend import compiling_for, extended
-from envbuild.build.order import Order, check_outputs, make_plans
+from envbuild.build.build import prepare_destinations
+from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_model_files, signer_for
+from envbuild.build.request import BuildRequest, check_outputs, make_plans
 from envbuild.errors import RegistryError, UsageError, VerifyError
-from envbuild.image.assembler import Compiling
-from envbuild.image.bytecode.compiler import compiled_by
-from envbuild.image.child import Addition, Parent, checked, find_child_difference
-from envbuild.image.content import Content, measured
+from envbuild.image.bytecode.compiler import Compiling, compiled_by
+from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
+from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
-from envbuild.lock.run import Options, lock_above, useless
+from envbuild.lock.run import Options, find_unused, lock_above
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.recipe import LAYER_FORMAT
@@ -57,19 +57,21 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
     fails.
     """
     check_serving(order)
-    signer = signer_for(order.order, order.training_keys)
-    stamp_before = check_stampable(order.order.stamp, signer) if order.order.stamp else None
-    check_destinations(order.order, report)
+    signer = signer_for(order.build_request, order.training_keys)
+    stamp_before = check_stampable(order.build_request.stamp, signer) if order.build_request.stamp else None
+    prepare_destinations(order.build_request, report)
     check_gate(order)
-    if order.order.attestations.key:
+    if order.build_request.attestations.key:
         # A signature covers only layers that were built here.
-        order = replace(order, order=replace(order.order, remote_cache=False))
+        order = replace(order, build_request=replace(order.build_request, remote_cache=False))
     if stamp_before and order.model is None:  # of a manifest, the training image is built next
-        check_model_files(order.order, make_plans(order.order)[0].manifest, stamp_before)
+        manifest = read_manifest(order.build_request.manifest_bytes, order.build_request.manifest_name)
+        make_plans(order.build_request, manifest)
+        check_model_files(order.build_request, manifest, stamp_before)
     origin = find_origin(order, report, now)
-    order = replace(order, order=replace(order.order, manifest=origin.manifest_bytes))
+    order = replace(order, build_request=replace(order.build_request, manifest_bytes=origin.manifest_bytes))
     if stamp_before and order.model:
-        check_model_files(order.order, origin.manifest, stamp_before)
+        check_model_files(order.build_request, origin.manifest, stamp_before)
     make = _compare_with_server if order.server in OWN_RUNTIME else _build
     served = make(order, origin, report)
     publish_served(order, served, report, now)
@@ -99,11 +101,11 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
 def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     check_gate(order, origin.platform)
-    server, push_to = server_parts(order, origin), order.order.push
+    server, push_to = server_parts(order, origin), order.build_request.push
     above = _above(order, server, origin.parent.lock, report)
     with ExitStack() as until:
         shared = None
-        if push_to and order.order.remote_cache:
+        if push_to and order.build_request.remote_cache:
             shared = until.enter_context(SharedCache(push_to, report=report))
         contents = tuple(_contents(order, origin, server, report, until))
         slim, parent = None, origin.parent
@@ -119,7 +121,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 slim = None
         plan = _plan(order, server, parent, above, contents, report)
         try:
-            image = known = _find_known(order.order, plan, shared, report)
+            image = known = _find_known(order.build_request, plan, shared, report)
         except VerifyError as error:
             report.warn(
                 f"not using the registry's image of these inputs: {error.what}; building it here without the "
@@ -131,15 +133,17 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 plan = _plan(order, server, parent, above, contents, report)
         if image is None:
             report.step("assembling the serving image")
-            cache, options = LayerCache(order.order.cache, shared, report.note), _options(order, report)
-            made = extended(parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache)
+            cache, options = LayerCache(order.build_request.cache, shared, report.note), _options(order, report)
+            made = assemble_extension(
+                parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
+            )
             image = until.enter_context(made).image  # its layers can be opened until the stack closes
         findings = _check_image(order, origin, image, server, slim, report)
         pushed = None
         if push_to:
             report.step(f"pushing to {push_to}")
             pushed = push(image, replace(push_to, tag=None), report=report)  # tags are set after the attachments
-        layout, loaded = place(order.order, image, report, pushed=pushed is not None)
+        layout, loaded = place(order.build_request, image, report, pushed=pushed is not None)
     return ServeResult(
         origin=origin,
         image=image,
@@ -150,7 +154,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         tags=(serving_tag(plan.recipe), *filter(None, [push_to.tag if push_to else None])),
         layout=layout,
         slimmed=slim,
-        archive=order.order.archive,
+        archive=order.build_request.archive,
         loaded=loaded,
         found=known is not None,
     )
@@ -175,7 +179,7 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
     report.step(f"adding {', '.join(requirements)} above the environment")
     options = _options(order, report)
     above = lock_above(requirements, below, options)
-    for line in useless(order.extras, below, above, options):
+    for line in find_unused(order.extras, below, above, options):
         report.warn(line)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
@@ -185,10 +189,10 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
 
 def _options(order: ServeOrder, report: Reporter) -> Options:
     return Options(
-        cache=order.order.cache,
-        resolver=order.order.resolver,
+        cache=order.build_request.cache,
+        resolver=order.build_request.resolver,
         settings=order.index_settings(),
-        build=order.order.build,
+        build_from_source=order.build_request.build_from_source,
         reporter=report,
     )
 
@@ -199,11 +203,11 @@ def _plan(
     """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
     folder = APP_FOLDER if order.app or server.files else None
     addition = Addition(ports=server.ports, folder=folder, contents=contents)
-    addition = checked(addition, above, order.cmd or server.cmd)
-    compiling = compiling_for(parent, order.order.cache, report) if order.order.bytecode else None
+    addition = add_startup_check(addition, above, order.cmd or server.cmd)
+    compiling = compiling_for(parent, order.build_request.cache, report) if order.build_request.bytecode else None
     config = asdict(replace(addition, contents=()))
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    files = [[it.line, str(measured(it).key)] for it in addition.contents]
+    files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
     compiler = compiled_by(compiling.identity) if compiling else ""
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
     recipe = Digest.of(canonical_json(value))
@@ -216,14 +220,14 @@ def _contents(
 ) -> Iterator[Content]:
     """Yield the files; those that change least come first."""
     if order.embed:
-        yield until.enter_context(embedded(origin, order.order.cache, report))
+        yield until.enter_context(embedded(origin, order.build_request.cache, report))
     if server.files:
         yield Content(f"server {order.server}", server.files)
     if order.app:
         yield application_of(order)
 
 
-def _find_known(order: Order, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
+def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, report: Reporter) -> Image | None:
     """Return the target repository's image of equal inputs; VerifyError if its content differs."""
     if order.push is None or not order.remote_cache:
         return None
@@ -281,7 +285,7 @@ def check_serving(order: ServeOrder) -> None:
 
     Nothing but the files of --app is read.
     """
-    builder, platforms = order.order.builder, order.order.platforms
+    builder, platforms = order.build_request.builder, order.build_request.platforms
     if builder != "assemble":
         what = "layers on top of an image are put together by envbuild itself"
         raise UsageError(what, where=f"--builder {builder}, {_COMMAND}", todo="leave out --builder")
@@ -295,13 +299,13 @@ def check_serving(order: ServeOrder) -> None:
     for text in order.extras:
         check_requirement(text)
     if order.app:
-        if order.app.resolve().is_relative_to(order.order.out.resolve()):  # nothing would be left of it
+        if order.app.resolve().is_relative_to(order.build_request.out.resolve()):  # nothing would be left of it
             todo = "give --out another folder; it may lie in the application's"
-            where = f"--app {order.app}, --out {order.order.out}"
+            where = f"--app {order.app}, --out {order.build_request.out}"
             raise UsageError("the application's folder is what is written to", where=where, todo=todo)
         application_of(order)
     if order.server not in OWN_RUNTIME:  # for which nothing is written
-        check_outputs(order.order, context=False)
+        check_outputs(order.build_request, context=False)
 
 
 def _check_own_runtime(order: ServeOrder) -> None:
@@ -312,8 +316,8 @@ def _check_own_runtime(order: ServeOrder) -> None:
         "--embed-model": order.embed,
         "--slim": order.slim,
         "--gate require": order.gate == "require",
-        "--archive": order.order.archive,
-        "--load": order.order.load,
+        "--archive": order.build_request.archive,
+        "--load": order.build_request.load,
     }
     if order.server_version and order.server and version_in(order.server, order.server_version) is None:
         todo = f"give one such as {'24.02' if order.server == 'triton' else '2.15.1'}"

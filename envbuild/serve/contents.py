@@ -102,8 +102,8 @@ def server_parts(order: ServeOrder, origin: Origin) -> Server:
 def application_of(order: ServeOrder) -> Content:
     """Take the application of an order, without what the command itself writes; UsageError as `application`."""
     assert order.app is not None, "the caller looked"
-    written = [order.order.out, order.order.cache, *filter(None, [order.order.archive])]
-    for model in filter(None, (order.model, order.order.stamp)):
+    written = [order.build_request.out, order.build_request.cache, *filter(None, [order.build_request.archive])]
+    for model in filter(None, (order.model, order.build_request.stamp)):
         uri = parse_model_uri(model)
         if uri.bucket is None:
             path = Path(uri.path)

@@ -201,7 +201,7 @@ class _Trial:
             return
         with ExitStack() as stack:
             try:
-                opened = open_model(uri, self.order.order.cache, self.report) if uri else None
+                opened = open_model(uri, self.order.build_request.cache, self.report) if uri else None
                 model = stack.enter_context(opened) if opened else None  # a server of one's own may need none
             except StampError as error:
                 if self.order.model or self.order.gate == "require":

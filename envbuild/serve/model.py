@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from envbuild.build.order import Order
+from envbuild.build.request import BuildRequest
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock
 from envbuild.lock.settings import IndexSettings, read_settings
@@ -48,9 +48,9 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOrder:
-    """What is wanted."""
+    """What a serving image is made of, and where it goes."""
 
-    order: Order
+    build_request: BuildRequest
     """Where it goes and how wheels are found, as for a training image.
 
     Its manifest is the model's own; of a stamped model it is empty until the origin is found.
@@ -81,8 +81,8 @@ class ServeOrder:
 
     def index_settings(self) -> IndexSettings:
         """How indexes are asked for wheels."""
-        settings = read_settings(self.order.find_links, offline=self.order.offline)
-        authorities = self.order.ca_bundle
+        settings = read_settings(self.build_request.find_links, offline=self.build_request.offline)
+        authorities = self.build_request.ca_bundle
         return replace(settings, ca_bundle=str(authorities.absolute())) if authorities else settings
 
     @property

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from envbuild.build.build import build
 from envbuild.build.extend import find_parent, is_nameless, recorded_base
-from envbuild.build.order import PLATFORMS, Order, Part, make_plans
+from envbuild.build.request import PLATFORMS, BuildRequest, PlatformImage, make_plans
 from envbuild.cache import workplace
 from envbuild.errors import BaseError, StampError, UsageError, VerifyError
 from envbuild.image.child import Parent
 from envbuild.lock.formats import is_local
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.reader import read_manifest
 from envbuild.match.stack import Variant
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, read_layout
@@ -38,10 +39,10 @@ def check_parent(order: ServeOrder, image: StampedImage, model: str, report: Rep
     Without either key nothing is asked; errors as `check_signed`.
     """
     key, named = order.parent_key, f"by {order.parent_key}"
-    if not key and order.order.attestations.key:
+    if not key and order.build_request.attestations.key:
         from envbuild.attest.keys import KEYLESS, Identity, signer_of  # noqa: PLC0415 - its libraries are slow to import
 
-        public, named = signer_of(order.order.attestations.key).public_key, "by --sign's key"
+        public, named = signer_of(order.build_request.attestations.key).public_key, "by --sign's key"
         if isinstance(public, Identity):
             key = f"{KEYLESS}:{public.issuer}={public.name}"
         else:
@@ -99,11 +100,13 @@ def find_start(order: ServeOrder, report: Reporter) -> Start:
     """
     if order.model:
         return _start_of_model(order, order.model, report)
-    plan = make_plans(order.order)[0]
+    name, data = order.build_request.manifest_name, order.build_request.manifest_bytes
+    manifest = read_manifest(data, name)
+    plan = make_plans(order.build_request, manifest)[0]
     return Start(
-        name=order.order.manifest_name,
-        manifest=plan.manifest,
-        manifest_bytes=order.order.manifest,
+        name=name,
+        manifest=manifest,
+        manifest_bytes=data,
         variant=plan.stack.variant,
         platform=PLATFORMS[plan.stack.machine],
     )
@@ -120,9 +123,13 @@ def find_origin(order: ServeOrder, report: Reporter, now: datetime) -> Origin:
         check_parent(order, start.nearest, start.name, report)
     image = start.image
     lock = start.stamped.locks.get(image.slot) if start.stamped and image else None
-    parent = _parent(start, _located(lock, order.order.find_links), order.order.out, report) if lock else None
+    parent = (
+        _parent(start, _located(lock, order.build_request.find_links), order.build_request.out, report)
+        if lock
+        else None
+    )
     if parent is None or image is None:
-        return _built(start, order.order, report, now)
+        return _built(start, order.build_request, report, now)
     return _origin(start)(
         parent=parent,
         reference=start.reference,
@@ -157,7 +164,7 @@ def _start_of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
         raise StampError(what, where=uri, todo=f"{folder}, or give the run's manifest")
     _check_files(model, report)
     images = [it for it in stamp.images if it.role == "train"]
-    variant, platform = _chosen(order.order, images, model.manifest, uri)
+    variant, platform = _chosen(order.build_request, images, model.manifest, uri)
     start = Start(
         name=uri,
         manifest=model.manifest,
@@ -178,14 +185,14 @@ def _start_of_model(order: ServeOrder, uri: str, report: Reporter) -> Start:
 
 def _proof(order: ServeOrder) -> Proof | None:
     """What the stamp has to prove: what is signed here is made from what it names."""
-    key, named = order.order.attestations.key, order.training_keys
+    key, named = order.build_request.attestations.key, order.training_keys
     if not named and not key:
         return None
     from envbuild.attest.bundle import record_keys, record_signer  # noqa: PLC0415 - its libraries are slow to import
 
     # With a parent key alone, the stamp may be training's or an earlier one of this very signer.
     keys = record_keys(named) if order.signed or not key else record_signer(key, named)
-    return Proof(keys=keys, minimum=order.order.minimum_record)
+    return Proof(keys=keys, minimum=order.build_request.minimum_record)
 
 
 def _check_files(model: StampedModel, report: Reporter) -> None:
@@ -200,7 +207,9 @@ def _check_files(model: StampedModel, report: Reporter) -> None:
         (report.note if it.severity == "note" else report.warn)(f"{it.about}: {it.says}")
 
 
-def _chosen(order: Order, images: Sequence[StampedImage], manifest: TrainingManifest, uri: str) -> tuple[str, str]:
+def _chosen(
+    order: BuildRequest, images: Sequence[StampedImage], manifest: TrainingManifest, uri: str
+) -> tuple[str, str]:
     """The variant and platform: those that were asked for, else the run's own as far as they are stamped."""
     if not images:
         todo = "stamp it with its run first: envbuild from-manifest MANIFEST --push REPOSITORY --stamp MODEL"
@@ -250,34 +259,34 @@ def _in_layout(folder: Path, start: Start) -> Image | None:
     return None
 
 
-def _built(start: Start, order: Order, report: Reporter, now: datetime) -> Origin:
+def _built(start: Start, request: BuildRequest, report: Reporter, now: datetime) -> Origin:
     """Build the training image, or find it by its environment where it would be pushed; nothing is stamped."""
     why = "it is built" if start.stamped is None else "it is made from the run's manifest and lock"
     report.step(f"training image for {start.slot}: {why}")
-    with workplace(order.cache) as folder:
-        wanted = _training_order(start, order, folder / "out")
-        part: Part = build(wanted, make_plans(wanted), report, now).parts[0]
-    _check_built(start, part)
-    reference = part.pushed.reference if part.pushed else None
-    found = find_parent(reference, part.lock) if reference else Parent(image=part.assembled.image, lock=part.lock)
+    with workplace(request.cache) as folder:
+        request = _training_request(start, request, folder / "out")
+        image = build(request, make_plans(request, start.manifest), report, now).images[0]
+    _check_built(start, image)
+    reference = image.pushed.reference if image.pushed else None
+    found = find_parent(reference, image.lock) if reference else Parent(image=image.image, lock=image.lock)
     return _origin(start)(
         parent=found,
         reference=reference,
-        environment=part.recipe.environment,
-        overrides=part.plan.stack.overrides,
-        identity=part.proof.summary,
-        pylock=part.pylock if start.stamped is None else b"",
+        environment=image.recipe.environment,
+        overrides=image.plan.stack.overrides,
+        identity=image.proof.summary,
+        pylock=image.pylock if start.stamped is None else b"",
     )
 
 
-def _training_order(start: Start, order: Order, out: Path) -> Order:
-    """What the pipeline is asked for: the image without a tag of its own, and without what goes above it."""
+def _training_request(start: Start, request: BuildRequest, out: Path) -> BuildRequest:
+    """The build request of the training image: without a tag of its own, and without what goes above it."""
     plain = replace(
-        order,
-        manifest=start.manifest_bytes,
+        request,
+        manifest_bytes=start.manifest_bytes,
         manifest_name=start.name,
         out=out,
-        push=replace(order.push, tag=None) if order.push else None,
+        push=replace(request.push, tag=None) if request.push else None,
         archive=None,
         load=None,
         stamp=None,
@@ -286,7 +295,7 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
     if start.nearest is None or start.lock is None:
         return plain
     same = start.nearest.platform == start.platform
-    base = order.base or recorded_base(start.lock, variant=start.variant, same_platform=same)
+    base = request.base or recorded_base(start.lock, variant=start.variant, same_platform=same)
     if base is None and start.image and is_nameless(start.lock):
         what, todo = "the training image's base lies in a folder, which nothing names", "give that OCI layout by --base"
         raise UsageError(what, where=f"{start.name}, {start.slot}", todo=todo)
@@ -298,22 +307,22 @@ def _training_order(start: Start, order: Order, out: Path) -> Order:
         platforms=(start.platform,),
         base=base,
         overrides=overrides,
-        drop=order.drop or start.lock.dropped,
-        exclude_newer=order.exclude_newer or start.lock.exclude_newer,
+        drop=request.drop or start.lock.dropped,
+        as_of=request.as_of or start.lock.as_of,
     )
 
 
-def _check_built(start: Start, part: Part) -> None:
+def _check_built(start: Start, image: PlatformImage) -> None:
     """VerifyError where what was built is not what is stamped, or has other versions than the lock it is made from."""
     where = f"{start.name}, {start.slot}"
-    if start.image and part.digest != start.image.digest:
-        what = f"the model is stamped with {start.image.digest}, and its manifest now gives {part.digest}"
+    if start.image and image.digest != start.image.digest:
+        what = f"the model is stamped with {start.image.digest}, and its manifest now gives {image.digest}"
         todo = "push the stamped image from where it still lies, or build, push and stamp the training image again"
         raise VerifyError(what, where=where, todo=todo)
     known = {it.name: it.version for it in start.lock.wheels} if start.lock else {}
     moved = [
         f"{it.name} {known[it.name]} -> {it.version}"
-        for it in part.lock.wheels
+        for it in image.lock.wheels
         if known.get(it.name, it.version) != it.version
     ]
     if moved:

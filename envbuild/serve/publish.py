@@ -8,16 +8,16 @@ from pathlib import Path
 
 from envbuild.attest.attach import attest
 from envbuild.attest.statement import DEBIAN, Facts
-from envbuild.build.order import LAYOUT_NAME, Order
 from envbuild.build.outputs import (
     build_options,
     check_model_files,
-    into_archive,
-    into_engine,
+    load_into_engine,
     report_stamps,
     signer_for,
     tag_as_stamped,
+    write_into_archive,
 )
+from envbuild.build.request import LAYOUT_NAME, BuildRequest
 from envbuild.files import staged_folder
 from envbuild.image.rebase import named_base
 from envbuild.lock.formats import pylock_text
@@ -33,7 +33,7 @@ from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
 
 
-def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tuple[Path | None, str | None]:
+def place(order: BuildRequest, image: Image, report: Reporter, *, pushed: bool) -> tuple[Path | None, str | None]:
     """Write the image wherever it is wanted; return its layout and the engine's name of it.
 
     An OCI layout is written where nothing else was asked for. BuildError, MissingComponentError.
@@ -48,8 +48,8 @@ def place(order: Order, image: Image, report: Reporter, *, pushed: bool) -> tupl
             with staged_folder(layout) as staged:
                 write_layout(image, staged, name=LAYOUT_NAME)
     if order.archive:
-        into_archive(order, order.archive, image, report)
-    return layout, into_engine(order.load, image, report).id if order.load else None
+        write_into_archive(order, order.archive, image, report)
+    return layout, load_into_engine(order.load, image, report).id if order.load else None
 
 
 def stamp_served(
@@ -59,10 +59,10 @@ def stamp_served(
 
     Without a stamped training image, the one that was built is stamped first, so that both can be compared.
     """
-    model, origin = order.order.stamp, served.origin
+    model, origin = order.build_request.stamp, served.origin
     assert model is not None, "the caller looked"
-    signer = signer_for(order.order, order.training_keys)
-    content = check_model_files(order.order, origin.manifest, stamp_before, report)
+    signer = signer_for(order.build_request, order.training_keys)
+    content = check_model_files(order.build_request, origin.manifest, stamp_before, report)
     write = partial(
         stamp, model, manifest=origin.manifest_bytes, now=now, stamp_before=stamp_before, signer=signer, content=content
     )
@@ -86,7 +86,7 @@ def stamp_served(
         role="serve",
         reference=str(served.reference) if served.reference else None,
         digest=served.digest,
-        tag=order.order.push.tag if order.order.push and served.pushed else None,
+        tag=order.build_request.push.tag if order.build_request.push and served.pushed else None,
         relation=RELATION if served.runtime else None,
     )
     results.append(write(serve, lock=joined_lock(served), built_on=built_on))
@@ -136,11 +136,11 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
         started=started,
         finished=datetime.now(UTC),
     )
-    publish({facts.reference: served.tags}, lambda: attest(facts, order.order.attestations, report))
+    publish({facts.reference: served.tags}, lambda: attest(facts, order.build_request.attestations, report))
 
 
 def _parameters(order: ServeOrder) -> Iterator[tuple[str, str]]:
-    yield from build_options(order.order)
+    yield from build_options(order.build_request)
     texts = {"server": order.server or "", "extra": ", ".join(order.extras), "cmd": " ".join(order.cmd)}
     yield from ((name, text) for name, text in texts.items() if text)
     flags = {"app": order.app is not None, "embed-model": order.embed, "slim": order.slim}

@@ -17,13 +17,14 @@ from envbuild.image.child import Parent, interpreter_of
 from envbuild.image.config import CHECK_LINE, OURS
 from envbuild.image.debian.layer import LINE as PACKAGES_LINE
 from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
-from envbuild.lock.dependencies import Declared, marker_environment, needed
-from envbuild.lock.download import Arrivals
+from envbuild.lock.dependencies import Declared, find_needed, marker_environment
+from envbuild.lock.download import Downloads
 from envbuild.lock.facts import FactReader
 from envbuild.lock.model import Lock, LockedWheel
-from envbuild.lock.resolution import open_question
+from envbuild.lock.resolution import open_session
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json, history_lines
@@ -52,15 +53,15 @@ def find_slimmed(
     what `above` and the extras require. LockError where a wheel's requirements cannot be read, UsageError for a program
     that cannot.
     """
-    lock, options = origin.parent.lock, order.order
+    lock, options = origin.parent.lock, order.build_request
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
-    with open_question((), lock.target, order.index_settings(), options.cache) as question:
-        declared = _declared(question.reader, (*lock.wheels, *above.wheels), report)
+    with open_session((), lock.target, order.index_settings(), options.cache) as session:
+        declared = _declared(session.reader, (*lock.wheels, *above.wheels), report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
         candidates = [it for it in lock.wheels if it.name in most.lock.slim] if modules else []
-        brought = {it.name: question.reader.modules(it) for it in candidates}
+        brought = {it.name: session.reader.modules(it) for it in candidates}
         # A wheel whose modules are not known may be imported.
         used = [name for name, its in brought.items() if its is None or not modules.isdisjoint(its)]
     found = slimmed(lock, origin.manifest, (*kept, *used), declared, training_only())
@@ -101,12 +102,12 @@ def slim_parent(
     layers = [replace(it, created_by=line) for it, line in zip(parent.image.layers, lines, strict=True)]
     base = _base(parent, config, tuple(layers[:count]), recipe.python_path)
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
-    cache = LayerCache(order.order.cache, shared, report.note)
+    cache = LayerCache(order.build_request.cache, shared, report.note)
     theirs = {it.descriptor.digest: it for it in layers}
 
-    with Arrivals(order.order.cache, reporter=report, settings=order.index_settings()) as arrivals:
-        arrivals.start(wheels_to_read(recipe, cache))
-        made = assemble(recipe, base, arrivals, cache, report.progress).image
+    with Downloads(order.build_request.cache, reporter=report, settings=order.index_settings()) as downloads:
+        downloads.start(wheels_to_read(recipe, cache))
+        made = assemble(recipe, base, downloads, cache, AssemblyOptions(reporter=report)).image
         for layer in made.layers:
             if layer.found == "cache" and layer.descriptor.digest not in theirs:
                 layer.open().close()  # a damaged one is made again while there are wheels
@@ -199,7 +200,7 @@ def slimmed(
     markers = marker_environment(lock.target)
     versions = {it.name: it.version for it in lock.wheels}
     training = listed(versions, patterns)
-    stay = needed((*_roots(manifest, versions, training, declared, markers), *kept), declared, markers, training)
+    stay = find_needed((*_roots(manifest, versions, training, declared, markers), *kept), declared, markers, training)
     gone = [it for it in lock.wheels if it.name not in stay]
     names = {it.name for it in gone}
     left = replace(
@@ -237,13 +238,13 @@ def _roots(
     marked = frozenset(str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested)
     required = {it for name in names for it in _direct(name, declared, markers) - {name}}
     asked = marked if marked >= set(names) - required - _TOOLS else frozenset()
-    brought = needed(training, declared, markers, training) if asked else frozenset[str]()
+    brought = find_needed(training, declared, markers, training) if asked else frozenset[str]()
     asked |= {str(canonicalize_name(it.distribution)) for it in (manifest.framework, *manifest.frameworks) if it}
     return [name for name in names if name not in training and (name in asked or name not in brought)]
 
 
 def _direct(name: str, declared: Declared, markers: Mapping[str, str]) -> frozenset[str]:
-    return needed([name], {name: declared.get(name, ())}, markers)
+    return find_needed([name], {name: declared.get(name, ())}, markers)
 
 
 def imported(source: bytes) -> frozenset[str]:

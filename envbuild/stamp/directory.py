@@ -18,7 +18,7 @@ from envbuild.errors import StampError
 from envbuild.files import target_outside, write_whole
 from envbuild.oci.image import canonical_json
 from envbuild.stamp.record import FOLDER, RECORD_PREFIX
-from envbuild.stamp.store import MOST_NAMES, SAVED_MODEL, Changed, State
+from envbuild.stamp.store import MOST_NAMES, SAVED_MODEL, Changed, State, Unreachable
 
 POINTER = f"{FOLDER}/pointer.json"
 LOCK = f"{FOLDER}/.lock"
@@ -67,6 +67,9 @@ class DirectoryStore:
                     data = file.read(limit + 1)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except PermissionError as error:  # it may be the newest record
+                what, todo = f"the file cannot be read: {error.strerror}", "check its permissions"
+                raise Unreachable(what, where=str(path), todo=todo) from error
         if len(data) > limit:
             what = f"the file has more than {limit} bytes"
             raise StampError(what, where=str(path), todo="check that it is the right file")

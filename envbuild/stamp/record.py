@@ -16,6 +16,7 @@ from envbuild.errors import StampError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.reference import Reference
+from envbuild.validation import read_values
 
 SCHEMA_VERSION = "1.2"
 """Written by this release; a newer minor version is read, a newer major one is refused."""
@@ -128,7 +129,7 @@ class StampedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class ModelFiles:
     """The files of a model when it was stamped."""
 
     files: tuple[StampedFile, ...]
@@ -138,7 +139,7 @@ class Content:
     forced: _Line = ""
     """How they differ from the manifest, if it was stamped nevertheless."""
 
-    def is_within(self, other: "Content") -> bool:
+    def is_within(self, other: "ModelFiles") -> bool:
         """Whether each of these files is the same in the other one, as far as both have its checksums."""
         found = {it.path: astuple(it) for it in other.files}
         pairs = [zip(astuple(it), found.get(it.path, ("",)), strict=False) for it in self.files]
@@ -170,7 +171,7 @@ class Stamp:
     """The name of the record that this one continues; of a signed one the key's newest."""
     counter: int = 0
     """1, 2, 3 ... for each model; 0 in records of older releases."""
-    content: Content | None = None
+    content: ModelFiles | None = None
     """The model's files; None in records of older releases."""
     schema_version: str = SCHEMA_VERSION
     """Newer than this release's if an image was carried over from such a record, with all its fields."""
@@ -334,7 +335,7 @@ def _stamp(value: Mapping[str, Any]) -> Stamp:
         envbuild=str(value["envbuild"]),
         counter=msgspec.convert(value.get("counter", 0), _Count),
         by=None if value.get("by") is None else str(value["by"]),
-        content=msgspec.convert(value.get("content"), Content | None),
+        content=None if value.get("content") is None else read_values(value["content"], ModelFiles),
         previous=None if value["previous"] is None else _RECORD_NAME.fullmatch(value["previous"])[0],  # type: ignore[index]
     )
 

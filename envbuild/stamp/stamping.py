@@ -38,7 +38,7 @@ from envbuild.stamp.record import (
     FOLDER,
     MAX_METADATA,
     Anchor,
-    Content,
+    ModelFiles,
     Stamp,
     StampedImage,
     StampEntry,
@@ -87,7 +87,7 @@ def stamp(  # noqa: PLR0913 - a record has as many parts
     now: datetime,
     stamp_before: Snapshot | None = None,
     signer: Signer | None = None,
-    content: Content | None = None,
+    content: ModelFiles | None = None,
     built_on: StampedImage | None = None,
 ) -> StampResult:
     """Write an image on a model, next to the images of other roles, variants and platforms.
@@ -138,7 +138,7 @@ class StampWriter:
     now: datetime
     by: str | None = None
     signer: Signer | None = None
-    content: Content | None = None
+    content: ModelFiles | None = None
     built_on: StampedImage | None = None
     retry: Retry = _RETRY
 

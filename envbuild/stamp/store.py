@@ -169,7 +169,7 @@ def parse_model_uri(text: str) -> ModelUri:
     if name == "file":
         if not slash or first not in {"", "localhost"}:
             raise UsageError("a file URI has an absolute path of this machine", where=shown, todo=_TODO)
-        return _local(text, unquote(slash + rest))
+        return _local(text, unquote(slash + rest, errors="surrogateescape"))
     if name != "gs":
         raise UsageError(f"models in {name}:// are not supported", where=shown, todo=_TODO)
     if "@" in first:

@@ -19,7 +19,7 @@ from envbuild.capture.files import decoded
 from envbuild.diff.layers import BYTECODE, Package, Packages, rows
 from envbuild.errors import counted
 from envbuild.files import data_folder
-from envbuild.lock.dependencies import marker_environment, needed
+from envbuild.lock.dependencies import find_needed, marker_environment
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import Target
 from envbuild.match.profiles import read_profile, read_toml
@@ -271,8 +271,8 @@ def slim_changes(
     both = {**before.distributions, **after.distributions}
     declared = {name: requirements_of(it.metadata) for name, it in both.items() if it.metadata}
     strict = listed(missing, training_only())
-    gone = missing.keys() - needed(after.distributions, declared, markers, strict)
-    names = gone & needed([name for name in strict if name in gone], declared, markers, strict)
+    gone = missing.keys() - find_needed(after.distributions, declared, markers, strict)
+    names = gone & find_needed([name for name in strict if name in gone], declared, markers, strict)
     return tuple(it for name, it in missing.items() if name in names)
 
 

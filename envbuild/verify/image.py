@@ -1,7 +1,7 @@
 """One image against its lock, its base and, where it is given, its run."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from envbuild.image.assembler import assemble
 from envbuild.image.config import CHECK_LINE, OURS, annotations, config_bytes
 from envbuild.image.debian.layer import packages_line
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import Wheels
+from envbuild.image.layers.maker import AssemblyOptions, Wheels
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_environment
-from envbuild.lock.download import Arrivals
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.reader import read_manifest
@@ -112,17 +112,17 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
     if not (inquiry.deep or proving):
         return
 
-    with Arrivals(inquiry.cache, reporter=report, settings=inquiry.settings) as arrivals:
+    with Downloads(inquiry.cache, reporter=report, settings=inquiry.settings) as downloads:
         report.step(f"fetching {len(recipe.wheels)} wheels, each verified by its sha256 in the lock")
-        arrivals.start(recipe.wheels)
+        downloads.start(recipe.wheels)
         if inquiry.deep:
             report.step("assembling all layers again")
-            again = _assemble_again(recipe, subject.base, arrivals, folder, report.progress, inquiry.cache)
+            again = _assemble_again(recipe, subject.base, downloads, folder, report, inquiry.cache)
             yield from _layer_findings(subject, recipe, again)
             yield from _blob_findings(inquiry.image)
         if stack and profiles and proving:
             report.step("looking for CUDA's libraries as the loader does")
-            wheels = {wheel.sha256: arrivals.path(wheel) for wheel in recipe.wheels}
+            wheels = {wheel.sha256: downloads.path(wheel) for wheel in recipe.wheels}
             proof = prove_loading(stack, recipe, subject.base, wheels, profiles, folder / "loading")
             yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
             for it in proof.faults:
@@ -279,9 +279,7 @@ def _changed_values(key: str, wanted: Any, found: Any) -> Iterator[str]:
         yield f"{key} is {found or 'absent'}, and the run's stack has {wanted or 'none'}"
 
 
-def _assemble_again(
-    recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Callable[[str, int, int], None], cache: Path
-) -> Image:
+def _assemble_again(recipe: Recipe, base: Base, wheels: Wheels, folder: Path, report: Reporter, cache: Path) -> Image:
     """Assemble the image with an empty cache in `folder`; BuildError as `assemble`, and where bytecode cannot be made.
 
     Debian packages come from `cache` or the mirror, verified by the lock as wheels are: LockError where the mirror does
@@ -295,7 +293,8 @@ def _assemble_again(
     todo = "verify on a machine that can run the base, or without --deep"
     compiling = compiling_on(base, folder, todo) if recipe.bytecode else None
     system = unpacker(recipe.packages, base, cache, folder)
-    return assemble(recipe, base, wheels, LayerCache(folder), report, remove, compiling, system=system).image
+    options = AssemblyOptions(reporter=report, on_layer=remove)
+    return assemble(recipe, base, wheels, LayerCache(folder), options, compiling, system).image
 
 
 def _layer_findings(subject: Subject, recipe: Recipe, again: Image) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
 from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
 from envbuild.lock.download import wheel_path
-from envbuild.lock.run import LockedRun
+from envbuild.lock.run import LockResult
 from envbuild.lock.settings import local_path
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image, platform_name
@@ -237,7 +237,7 @@ def _chain(error: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     return f"{' -> '.join(map(with_version, packages))}: {root}{aside}"
 
 
-def check_metadata(run: LockedRun, manifest: TrainingManifest, cache: Path) -> None:
+def check_metadata(run: LockResult, manifest: TrainingManifest, cache: Path) -> None:
     """Refuse locked versions that do not go together; VerifyError. Those of a complete record did in the run."""
     recorded = {str(canonicalize_name(it.name)) for it in manifest.distributions}
     # requirements that the lock does not meet count unless the record names both sides
@@ -249,7 +249,7 @@ def check_metadata(run: LockedRun, manifest: TrainingManifest, cache: Path) -> N
         raise VerifyError(what, where="import check, metadata", todo=todo)
 
 
-def _numpy_faults(run: LockedRun, cache: Path) -> Iterator[str]:
+def _numpy_faults(run: LockResult, cache: Path) -> Iterator[str]:
     """Wheels at hand that were built for NumPy 1, where another one is locked."""
     numpy = next((it.version for it in run.lock.wheels if it.name == "numpy"), None)
     if numpy is None or Version(numpy).major < 2:

@@ -97,7 +97,7 @@ class WheelArchive:
                     raise  # not a fault of the wheel
                 raise self.refuse(f"is not a readable zip archive: {error}") from error
         self._by_name = {member.name: member for member in self.members}
-        self.proving = False
+        self.verify_record = False
         """Whether members are compared with RECORD when they are read."""
         self.verified_members: set[str] = set()
         """Names of the members that match RECORD."""

@@ -4,7 +4,7 @@ import ast
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from envbuild.errors import LockError
@@ -43,12 +43,18 @@ def member(archive: zipfile.ZipFile, name: str) -> str:
         raise zipfile.BadZipFile(f"{name} is not UTF-8") from error
 
 
-def search(archive: zipfile.ZipFile, name: str, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-    """Find a short text in a large member; no more of it is fetched than that takes."""
+def search(
+    archive: zipfile.ZipFile, name: str, pattern: re.Pattern[bytes], words: Sequence[bytes]
+) -> re.Match[bytes] | None:
+    """Find a short text in a large member; no more of it is fetched than that takes.
+
+    Every text that is looked for holds one of the words: they are found much faster than a pattern.
+    """
     kept = b""
     with archive.open(name) as file:
         while piece := file.read(_PIECE):
-            if found := pattern.search(kept + piece):
+            window = kept + piece
+            if any(word in window for word in words) and (found := pattern.search(window)):
                 return found
             kept = piece[-_LONGEST:]
     return None

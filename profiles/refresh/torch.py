@@ -56,5 +56,7 @@ def _cuda(archive: zipfile.ZipFile) -> str | None:
 
 def _capabilities(archive: zipfile.ZipFile) -> tuple[str, ...]:
     """What it was compiled for; empty where the library does not say. Code of `sm_90a` runs on no other GPU."""
-    found = search(archive, _PYTHON_LIBRARY, _ARCHITECTURES) if _PYTHON_LIBRARY in archive.namelist() else None
+    if _PYTHON_LIBRARY not in archive.namelist():
+        return ()
+    found = search(archive, _PYTHON_LIBRARY, _ARCHITECTURES, (b"sm_", b"compute_"))
     return tuple(it for it in found[1].decode().split() if it[-1].isdigit()) if found else ()

@@ -7,6 +7,18 @@ import pytest
 
 from tests.e2e import parts, services
 
+_LONGEST = (
+    "test_same_bytes", "test_dockerfile_base", "test_capture_native", "test_capture_ways", "test_serve", "test_profiles",
+    "test_system_packages", "test_import_check", "test_golden", "test_end_to_end", "test_gate", "test_builder_docker",
+)  # fmt: skip
+"""Files that take a minute or so, the longest first: what runs last should be short, as one worker waits for the other."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the files that take longest to the front; xdist hands out files in this order (--no-loadscope-reorder)."""
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture(scope="session")
 def registry():

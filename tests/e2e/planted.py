@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.base.resolve import resolve_base
+from envbuild.report import SILENT
 from tests.e2e.services import report_of
 from tests.environ import cleaned
 
@@ -91,5 +92,5 @@ def base_layout(cache: Path, suite: str) -> Path:
     def no_registry(*_):
         raise AssertionError("a bootstrapped base needs no registry")
 
-    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     return max((cache / "envbuild/bases").glob(f"debian-{suite}-x86_64-*/index.json")).parent

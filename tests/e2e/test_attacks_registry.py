@@ -29,7 +29,7 @@ from tests.fakes.index import serving
 from tests.fakes.trees import BASE, image_of_trees
 from tests.fakes.wheels import make_wheel
 from tests.unit.attesting import key_pair
-from tests.unit.test_from_manifest import TENSORFLOW, manifest_of
+from tests.unit.test_from_manifest import NOT_USED, TENSORFLOW, manifest_of
 
 pytestmark = pytest.mark.real
 ONE = make_wheel("one", "1.0", {"shared.txt": "of one"})
@@ -131,7 +131,7 @@ class Site:
         lie = LayerResult(EVIL.descriptor.digest, EVIL.descriptor.size, EVIL.diff_id)
         with SharedCache(self.target) as shared:
             shared.publish(dict.fromkeys(keys, lie))
-            assert shared.trouble == ""
+            assert shared.last_error == ""
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def refuse(site: Site, manifest: dict[str, Any], says: str, media_type: str = MA
     [tag] = site.tags("env-")
     site.put(tag, manifest, media_type)
     assert site.built("victim", repository=":v1")["digest"] == site.digest
-    assert "not using the registry's image of this environment: " in site.stderr
+    assert NOT_USED in site.stderr
     assert says in site.stderr
     for name in (tag, "v1"):
         assert str(pull(replace(site.target, tag=name), machine="x86_64").digest) == site.digest

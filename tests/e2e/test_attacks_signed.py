@@ -21,7 +21,7 @@ from envbuild.stamp.stamping import stamp
 from tests.environ import cleaned
 from tests.fakes.trees import image_of_layers, layer_of_tree
 from tests.reporting import Recorder
-from tests.unit.attesting import key_pair
+from tests.unit.attesting import ANOTHER_RECORD, NOT_SIGNED, key_pair
 from tests.unit.test_cli_bases import OLD
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 from tests.unit.test_stamp import NOW
@@ -125,11 +125,11 @@ def test_what_the_key_did_not_vouch_for_is_not(place):
     with place.attacked():
         place.stamped(evil)
         assert place.run("deploy-check", "model", evil).returncode == 0  # without a key the stamp is believed
-        refused(evil, "the stamp is not signed")
+        refused(evil, NOT_SIGNED)
         bundle = next((place.model / "envbuild").glob("record-*.sigstore.json")).read_bytes()
         name = max((place.model / "envbuild").glob("record-*.json"), key=lambda it: it.stat().st_mtime_ns).stem
         (place.model / f"envbuild/{name}.sigstore.json").write_bytes(bundle)
-        refused(evil, "it was signed for another record")
+        refused(evil, ANOTHER_RECORD)
     with place.attacked():
         (place.model / "envbuild/pointer.json").write_bytes(place.before)
         refused(place.first, "and record 3 is signed too")

@@ -18,6 +18,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
+from envbuild.report import SILENT
 
 pytestmark = pytest.mark.real
 
@@ -25,7 +26,8 @@ BOOTSTRAP = """
 import sys
 from pathlib import Path
 from envbuild.base.resolve import resolve_base
-base = resolve_base("debian:bookworm", machine="x86_64", cache=Path(sys.argv[1]), pull=None, report=print)
+from envbuild.report import SILENT
+base = resolve_base("debian:bookworm", machine="x86_64", cache=Path(sys.argv[1]), pull=None, report=SILENT)
 print(base.digest)
 """
 LEFT = ("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list", "var/log/dpkg.log", "var/cache/ldconfig/aux-cache")
@@ -40,7 +42,7 @@ def no_registry(*_):
 
 
 def base_of(suite: str, cache: Path) -> Base:
-    return resolve_base(f"debian:{suite}", machine="x86_64", cache=cache, pull=no_pull, report=print)
+    return resolve_base(f"debian:{suite}", machine="x86_64", cache=cache, pull=no_pull, report=SILENT)
 
 
 def bootstrap(cache: Path, folder: str, umask: int, **env: str) -> subprocess.Popen[str]:

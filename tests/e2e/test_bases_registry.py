@@ -16,7 +16,6 @@ import pytest
 from envbuild.base.resolve import resolve_base
 from envbuild.image.assembler import assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
@@ -32,11 +31,13 @@ from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 from envbuild.registry.client import Registry
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from envbuild.retry import Retry
 from tests.e2e import services
 from tests.fakes.images import docker_manifest_of
 from tests.fakes.trees import layer_of_tree
 from tests.fakes.wheels import make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import locked
 
 pytestmark = pytest.mark.real
@@ -92,7 +93,7 @@ def counting(registry: str) -> Iterator[Counting]:
 
 @pytest.fixture(scope="module")
 def bookworm(cache) -> Base:
-    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
 
 
 def no_pull(reference: Reference, machine: str) -> Image:
@@ -130,7 +131,7 @@ def base_at(name: str, cache: Path, **more) -> Base:
         machine="x86_64",
         cache=cache,
         pull=lambda reference, machine: pull(reference, machine=machine, retry=FAST),
-        report=print,
+        report=SILENT,
         **more,
     )
 
@@ -199,7 +200,7 @@ def environment_on(base: Base, folder: Path) -> tuple[Image, Lock]:
     )
     (folder / WHEEL.filename).write_bytes(WHEEL.data)
     files = WheelFiles({wheel.sha256: folder / WHEEL.filename})
-    return assemble(recipe, base, files, LayerCache(folder / "cache"), lambda *_: None).image, lock
+    return assemble(recipe, base, files, LayerCache(folder / "cache")).image, lock
 
 
 def test_a_rebased_image_is_the_one_that_building_gives_moves_nothing_and_runs(

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -11,12 +11,9 @@ import pytest
 
 from envbuild.base.interpreter import compiling_on
 from envbuild.base.resolve import resolve_base
-from envbuild.image.assembler import Compiling, assemble
-from envbuild.image.bytecode.compiler import Store, Tally
-from envbuild.image.bytecode.layers import Bytecode
+from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.compiler import Compiling, Store, Tally
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
-from envbuild.image.layers.plan import Overlap
 from envbuild.lock.download import fetch
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.resolvers import UvResolver
@@ -26,7 +23,9 @@ from envbuild.oci.reference import Reference
 from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.fakes.trees import layer_of_tree
+from tests.layers import WheelFiles
 
 pytestmark = pytest.mark.real
 
@@ -71,21 +70,11 @@ def no_registry(*_):
     raise AssertionError("a bootstrapped base needs no registry")
 
 
-@dataclass(frozen=True, kw_only=True)
-class By(Compiling):
-    """Compiles in so many processes."""
-
-    processes: int
-
-    def of(self, recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache) -> Bytecode:
-        return replace(Compiling.of(self, recipe, overlaps, cache), processes=self.processes)
-
-
 def assembled(recipe: Recipe, base: Base, paths: dict[Digest, Path], folder: Path, cache: Path, processes: int):
     """Make the image, with all that is compiled kept in `folder`."""
     find = compiling_on(base, cache / "envbuild", "").find
-    by = By(identity=base.interpreter, find=find, store=Store(folder), processes=processes)
-    return assemble(recipe, base, WheelFiles(paths), LayerCache(folder), lambda *_: None, compiling=by)
+    by = Compiling(identity=base.interpreter, find=find, store=Store(folder), processes=processes)
+    return assemble(recipe, base, WheelFiles(paths), LayerCache(folder), compiling=by)
 
 
 def bytecode_digests(image: Image) -> tuple[Digest, ...]:
@@ -94,7 +83,7 @@ def bytecode_digests(image: Image) -> tuple[Digest, ...]:
 
 @pytest.fixture(scope="module")
 def parts_of_image(cache) -> tuple[Recipe, Base, dict[Digest, Path]]:
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(REQUIREMENTS, base.target)
     wheels: dict[LockedWheel, Path] = dict(fetch(lock.wheels, cache / "envbuild"))
     recipe = Recipe(

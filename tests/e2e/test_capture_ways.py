@@ -21,6 +21,7 @@ from envbuild.capture import script
 from envbuild.manifest.reader import read_manifest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.services import podman_places, running
 from tests.environ import cleaned
 
@@ -48,7 +49,7 @@ def base(cache, registry, engine):
 
     def pushed(suite: str) -> str:
         base = resolve_base(
-            f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print
+            f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT
         )
         reference = push(base.image, Reference.parse(f"{registry.host}/ways/{suite}:latest")).reference
         engine.pull(str(reference))

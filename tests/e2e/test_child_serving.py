@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from envbuild.base.resolve import resolve_base
-from envbuild.build.extend import compiling_for, extended
+from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Tally
-from envbuild.image.child import Addition, Parent, checked
+from envbuild.image.child import Addition, Parent, add_startup_check
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options
@@ -27,6 +26,7 @@ from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.oci.reference import DOCKER_HUB, Reference
 from envbuild.oci.rootfs import read_tree
 from envbuild.recipe import Base, Recipe
+from envbuild.report import SILENT
 from envbuild.serve.contents import application, embedded
 from envbuild.serve.model import Origin
 from envbuild.stamp.record import StampEntry
@@ -34,6 +34,7 @@ from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources.model import read_model
 from tests.e2e.services import ContainerFailed
 from tests.fakes.trees import layer_of_tree
+from tests.layers import WheelFiles
 from tests.reporting import Calling
 from tests.unit.test_sides_model import manifest_bytes as manifest_of
 
@@ -79,7 +80,7 @@ def parent_on(base: Base, cache: Path, folder: Path) -> Parent:
         wheels=lock.wheels, variables=(), labels=(),
     )  # fmt: skip
     wheels = WheelFiles({wheel.sha256: path for wheel, path in fetch(lock.wheels, cache)})
-    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None).image, lock=lock)
+    return Parent(image=assemble(recipe, base, wheels, LayerCache(folder)).image, lock=lock)
 
 
 def app_in(folder: Path) -> Path:
@@ -114,7 +115,7 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     folder, kept = tmp_path_factory.mktemp("serving"), cache / "envbuild"
     warned: list[str] = []
     report = Calling(step=print, note=print, warn=warned.append)
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=kept, pull=_never, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=kept, pull=_never, report=SILENT)
     parent = parent_on(bare(base), kept, folder / "layers")
     above = UvResolver().resolve(("wrapt==1.17.2",), base.target)
     origin, app = origin_in(folder / "model", parent), application(app_in(folder / "app"))
@@ -122,9 +123,9 @@ def serving(cache, engine, tmp_path_factory) -> Iterator[Serving]:
     name = Reference(DOCKER_HUB, "library/child-serving", "1")
     with ExitStack() as until:
         model = until.enter_context(embedded(origin, kept, report))
-        addition = checked(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
+        addition = add_startup_check(Addition(folder="/app", contents=(model, app)), above, ("python", "main.py"))
         made = until.enter_context(
-            extended(
+            assemble_extension(
                 parent, above, addition, Options(cache=kept), report, compiling=compiling,
                 cache=LayerCache(folder / "layers"),
             )

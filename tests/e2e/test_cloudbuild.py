@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from envbuild.base.resolve import resolve_base
-from envbuild.build.cloud import build
-from envbuild.build.cloud_plan import CloudBuild, Secret, plan_yaml
+from envbuild.build.cloud import run_build
+from envbuild.build.cloud_plan import CloudBuild, Secret, build_yaml
 from envbuild.errors import BuildError
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.push import push
-from envbuild.report import SilentReporter
+from envbuild.report import SILENT, SilentReporter
 from tests.e2e.services import command_output
 from tests.environ import cleaned
 from tests.fakes.cloudbuild import FakeCloudBuild
@@ -106,7 +106,7 @@ def target(registry):
 def test_the_image_is_the_one_in_the_registry(cloud, context, target, engine):
     told = Told()
     options = CloudBuild(project="proj-1", bucket="gs://builds/contexts", build_args=(("PRICE", "$5"),))
-    made = build(context("ARG PRICE", "LABEL price=$PRICE"), options, target, told)
+    made = run_build(context("ARG PRICE", "LABEL price=$PRICE"), options, target, told)
     with Registry(target.registry) as registry:
         assert registry.manifest_digest(target.repository, "v1") == str(made.digest)
     assert engine.pull(str(made)).attrs["Config"]["Labels"]["price"] == "$5"
@@ -120,7 +120,7 @@ def test_a_secret_is_mounted_and_stays_out_of_everything(cloud, context, target)
     secrets = (Secret.parse(f"pip={version}"),)
     folder = context('RUN --mount=type=secret,id=pip,required=true ["/tool", "count", "/run/secrets/pip"]')
     told = Told()
-    made = build(folder, CloudBuild(project="proj-1", bucket="gs://builds", secrets=secrets), target, told)
+    made = run_build(folder, CloudBuild(project="proj-1", bucket="gs://builds", secrets=secrets), target, told)
     assert any("19 bytes" in line for line in told.lines)
     with Registry(target.registry) as registry:
         manifest = json.loads(registry.manifest(target.repository, str(made.digest)).data)
@@ -133,10 +133,10 @@ def test_the_printed_yaml_builds_the_same(cloud, context, target):
     """As gcloud would: the file, a source beside it, and the same service."""
     import yaml
 
-    first = build(context(), OPTIONS, target, Told())
+    first = run_build(context(), OPTIONS, target, Told())
     [done] = cloud.builds
     source = done.source.storage_source
-    described = yaml.safe_load(plan_yaml(OPTIONS, target))
+    described = yaml.safe_load(build_yaml(OPTIONS, target))
     described["source"] = {"storageSource": {"bucket": source.bucket, "object": source.object_}}
     with cloud.lock:
         cloud.create(OPTIONS.parent, described)
@@ -147,7 +147,7 @@ def test_the_printed_yaml_builds_the_same(cloud, context, target):
 
 def test_a_failing_step_ends_with_its_words(cloud, context, target):
     with pytest.raises(BuildError, match="the build failed at step image") as caught:
-        build(context('RUN ["/tool", "fail"]'), OPTIONS, target, Told())
+        run_build(context('RUN ["/tool", "fail"]'), OPTIONS, target, Told())
     assert "no such package" in caught.value.what
     with Registry(target.registry) as registry:
         assert registry.manifest_digest(target.repository, "v1") is None
@@ -156,19 +156,19 @@ def test_a_failing_step_ends_with_its_words(cloud, context, target):
 def test_a_build_that_takes_too_long_is_stopped(cloud, context, target):
     options = CloudBuild(project="proj-1", bucket="gs://builds", timeout=3)
     with pytest.raises(BuildError, match="not done after 3 s at step image"):
-        build(context('RUN ["/tool", "sleep"]'), options, target, Told())
+        run_build(context('RUN ["/tool", "sleep"]'), options, target, Told())
 
 
 def test_a_registry_that_takes_nothing_is_told(cloud, context, registry):
     nowhere = Reference("127.0.0.1:1", "cloud/nowhere", "v1")
     with pytest.raises(BuildError, match="failed to push") as caught:
-        build(context(), OPTIONS, nowhere, Told())
+        run_build(context(), OPTIONS, nowhere, Told())
     assert "roles/artifactregistry.writer" in caught.value.todo
 
 
 def test_a_lost_reply_makes_no_second_build(cloud, context, target):
     cloud.fail("create", kind="lost")
-    assert build(context(), OPTIONS, target, Told()).digest
+    assert run_build(context(), OPTIONS, target, Told()).digest
     assert len(cloud.builds) == 1
 
 
@@ -179,7 +179,7 @@ def base(cache, registry) -> str:
     def never(*_):
         raise AssertionError("a bootstrapped base needs no registry")
 
-    resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=never, report=print)
+    resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=never, report=SILENT)
     [*_, found] = (cache / "envbuild/bases").glob("debian-bookworm-x86_64-*/index.json")
     target = Reference(registry.host, "cloud/base", "bookworm")
     return str(push(read_layout(found.parent, machine="x86_64"), target).reference)

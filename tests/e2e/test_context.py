@@ -26,7 +26,6 @@ from envbuild.engine.load import load_into
 from envbuild.image.assembler import assemble
 from envbuild.image.context import DEBS, build_context
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.formats import WHEELS, pylock_text, requirements_text
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage
 from envbuild.oci.digest import Digest
@@ -37,6 +36,7 @@ from envbuild.report import SILENT
 from tests.e2e.services import command_output
 from tests.fakes.index import serving
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import WheelFiles
 
 pytestmark = pytest.mark.real
 
@@ -68,7 +68,7 @@ def base(cache, engine) -> Base:
     def pull(*_: Any) -> Any:
         raise AssertionError("a bootstrapped base needs no registry")
 
-    found = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=pull, report=print)
+    found = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=pull, report=SILENT)
     load_into(engine.client, found.image, [Reference.parse(BASE)], SILENT)
     return found
 
@@ -159,7 +159,7 @@ def assembled(base, engine, tmp_path_factory) -> str:
     for wheel in WHEELS_HERE:
         (folder / wheel.filename).write_bytes(wheel.data)
     files = WheelFiles({Digest(wheel.sha256): folder / wheel.filename for wheel in WHEELS_HERE})
-    made = assemble(recipe_on(base), base, files, LayerCache(folder / "cache"), lambda *_: None)
+    made = assemble(recipe_on(base), base, files, LayerCache(folder / "cache"))
 
     load_into(engine.client, made.image, [Reference.parse("context/assembled:latest")], SILENT)
     return "context/assembled:latest"

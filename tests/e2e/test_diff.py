@@ -16,6 +16,7 @@ from envbuild.engine.load import load_into
 from envbuild.oci.image import Image
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
+from envbuild.report import SILENT
 from tests.fakes.trees import image_of_layers
 
 pytestmark = pytest.mark.real
@@ -47,7 +48,7 @@ USER 7
 @pytest.fixture(scope="module")
 def base(engine, cache) -> str:
     """Debian, in the engine."""
-    image = debian_base("bookworm", "x86_64", cache / "envbuild", lambda _text: None)
+    image = debian_base("bookworm", "x86_64", cache / "envbuild", SILENT)
     with Progress() as progress:
         load_into(engine.client, image, [Reference.parse("example.com/diff/base:1")], progress)
     return "example.com/diff/base:1"
@@ -153,7 +154,7 @@ def test_an_image_that_the_engine_does_not_have_is_told(engine, envbuild):
 
 
 def test_a_layout_of_the_base_is_the_engines_base(base, cache, engine, image, tmp_path):
-    made = debian_base("bookworm", "x86_64", cache / "envbuild", lambda _text: None)
+    made = debian_base("bookworm", "x86_64", cache / "envbuild", SILENT)
     write_layout(made, tmp_path / "base")
     with image(f"docker-daemon:{base}") as one, image(str(tmp_path / "base")) as other:
         assert compare(one, other).equal

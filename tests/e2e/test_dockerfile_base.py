@@ -20,6 +20,7 @@ from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.services import command_output
 from tests.fakes.index import serving
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
@@ -49,7 +50,7 @@ def plain(tmp_path_factory, mirror, engine, registry) -> str:
 @pytest.fixture(scope="module")
 def old_python(cache, engine, registry) -> str:
     """An image of Debian 11 with a Python 3.9 in /usr/local, as the official images have it."""
-    bullseye = resolve_base("debian:bullseye", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    bullseye = resolve_base("debian:bullseye", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
     pushed = push(bullseye.image, Reference.parse(f"{registry.host}/parents/bullseye:1"))
     copied = "cp -a /usr/bin/python3.9 /usr/local/bin/ && cp -a /usr/lib/python3.9 /usr/local/lib/"
     lines = (f"FROM {pushed.reference}", f"RUN {copied} && ln -s python3.9 /usr/local/bin/python3")

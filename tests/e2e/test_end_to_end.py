@@ -11,6 +11,7 @@ from envbuild.capture import script
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.parts import index_access
 from tests.fakes.gcs import FakeGcs
 
@@ -72,6 +73,8 @@ def test_tensorflow_2_15_on_python_3_11_from_training_to_serving(tmp_path, train
     found = predictions(engine, stamped, model, tmp_path / "model-expected.json")
     assert found["tensorflow"] == "2.15.1"
     assert found["largest_difference"] <= 1e-6
+    facts = "import os, sys; print(sys.prefix, sys.version.split()[0], os.getuid(), os.getgid())"
+    assert engine.run(stamped, ["python", "-c", facts]).split() == ["/opt/env", "3.11.2", "65532", "65532"]
     assert "No broken requirements" in engine.run(stamped, ["python", "-m", "pip", "check"])
     distributions = json.loads(manifest.read_bytes())["distributions"]
     freeze = engine.run(stamped, ["python", "-m", "pip", "freeze", "--disable-pip-version-check"])
@@ -122,7 +125,7 @@ def no_registry(*_):
 
 def bases(cache: Path, suite: str) -> list[Path]:
     """The bootstrapped base, as an OCI layout."""
-    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    resolve_base(f"debian:{suite}", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     found = (cache / "envbuild/bases").glob(f"debian-{suite}-x86_64-*/index.json")
     return [path.parent for path in found]
 

@@ -16,6 +16,7 @@ from envbuild.base.debian import debian_base
 from envbuild.cli.console import Progress
 from envbuild.engine.load import load_into
 from envbuild.oci.reference import Reference
+from envbuild.report import SILENT
 from tests.e2e.services import Engine, command_output
 from tests.environ import cleaned
 from tests.fakes.index import serving
@@ -142,7 +143,7 @@ def test_the_first_builder_asks_an_index_by_the_context_that_was_written_beside_
     name, base = "example.com/equivalence/kept:1", "example.com/equivalence/base:1"
     context = work.folder / "out/context"
     assert not (context / "wheels").exists()
-    image = debian_base(work.suite, "x86_64", work.folder / "cache", print)
+    image = debian_base(work.suite, "x86_64", work.folder / "cache", SILENT)
     with Progress() as progress:
         load_into(engine.client, image, [Reference.parse(base)], progress)
     began, wheels = time.monotonic(), (work.folder / "wheels").iterdir()

@@ -198,7 +198,7 @@ def test_what_an_image_is_asked_for_its_environment_runs_just_so(engine, train):
     heard: list[str] = []
     image = find_image(engine.client, "gate:train", reporter([]))
     program = f"import os, sys\n{SECLUDED}\nimport beside.it\nopen(sys.argv[2], 'w').write('done')"
-    done = run_file(engine.client, image, program, (), python=None, heard=heard.append, beside={"beside/it.py": b""})
+    done = run_file(engine.client, image, program, (), python=None, on_line=heard.append, files={"beside/it.py": b""})
     assert (done.code, done.result) == (0, b"done"), heard
     assert inspect_base(engine.client, image.id).machine == "x86_64"
     assert engine.client.volumes.list() == []

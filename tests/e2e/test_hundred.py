@@ -11,13 +11,14 @@ import pytest
 from envbuild.base.resolve import resolve_base
 from envbuild.image.assembler import assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.resolvers import UvResolver
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
+from tests.layers import WheelFiles
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -107,11 +108,11 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]
 
 
 def test_what_pip_makes_importable_is_importable(folder, registry, engine, cache):
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(tuple(LIST.read_text().split()), base.target)
     wheels = dict(fetch(lock.wheels, cache / "hundred"))
     files = WheelFiles({wheel.sha256: path for wheel, path in wheels.items()})
-    built = assemble(recipe_of(lock, base), base, files, LayerCache(folder / "layers"), lambda *_: None).image
+    built = assemble(recipe_of(lock, base), base, files, LayerCache(folder / "layers")).image
     image = push(built, Reference.parse(f"{registry.host}/hundred/image:latest")).reference
     plain = push(base.image, Reference.parse(f"{registry.host}/hundred/base:latest")).reference
     for reference in (image, plain):

@@ -19,7 +19,6 @@ from envbuild.check import LIST as OWN_LIST
 from envbuild.check import PROGRAM as OWN_PROGRAM
 from envbuild.image.assembler import Assembled, assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.resolvers import UvResolver
@@ -27,6 +26,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 from tests.e2e import parts
+from tests.layers import WheelFiles
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]  # two minutes; what is special in wheels is in test_hostile_wheels
 
@@ -66,7 +66,7 @@ def assembled(lock: Lock, wheels: Mapping[Digest, Path], prefix: Path, folder: P
         labels=(),
         prefix=str(prefix),
     )
-    return assemble(recipe, base, WheelFiles(wheels), LayerCache(folder), lambda *_: None)
+    return assemble(recipe, base, WheelFiles(wheels), LayerCache(folder))
 
 
 def pip_install(wheels: Mapping[LockedWheel, Path], python: Path, folder: Path) -> None:

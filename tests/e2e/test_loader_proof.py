@@ -16,7 +16,6 @@ from envbuild.base.resolve import resolve_base
 from envbuild.files import data_folder
 from envbuild.image.assembler import assemble
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock
 from envbuild.lock.resolvers import UvResolver
@@ -27,10 +26,12 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from envbuild.verify.cuda.files import PlannedImage, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
 from envbuild.verify.cuda.loader import CUDA, LoaderProof, prove_loading
 from tests.e2e import parts, services
+from tests.layers import WheelFiles
 
 pytestmark = pytest.mark.real
 
@@ -87,7 +88,7 @@ def no_pull(*_: object):
 
 @pytest.fixture(scope="module")
 def base(cache) -> Base:
-    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    return resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
     lock = UvResolver().resolve(SMALL, base.target)
     wheels, stack = wheels_of(lock, cache), stack_of("2.15.1", {})
     recipe = make_recipe(stack, lock, base)
-    image = assemble(recipe, base, WheelFiles(wheels), LayerCache(folder), lambda *_: None).image
+    image = assemble(recipe, base, WheelFiles(wheels), LayerCache(folder)).image
     pushed = push(image, Reference.parse(f"{registry.host}/e2e/loading:latest")).reference
     engine.pull(str(pushed))
     with ExitStack() as opened:

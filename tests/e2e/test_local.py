@@ -193,7 +193,7 @@ def test_a_manifest_without_a_stamp_builds(local):
 def test_without_a_daemon_the_way_out_is_named_and_goes(local):
     local.pushed()
     dead = {"DOCKER_HOST": f"unix://{local.folder}/none.sock"}
-    said = explained(local.local("model", "--", "true", **dead), 17, "no container engine answers")
+    said = explained(local.local("model", "--", "true", **dead), 17, f"where: unix://{local.folder}/none.sock")
     assert "--venv" in said
     wheels = local.folder.parent / "wheels"
     way = ("--venv", "my venv", "--find-links", wheels, "--offline")

@@ -14,7 +14,7 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from envbuild.build.extend import Extended
+from envbuild.build.extend import EngineChild
 from envbuild.local import notebook
 from envbuild.local.model import Launch
 from envbuild.lock.formats import read_pylock
@@ -49,7 +49,7 @@ class Notebooks:
     def __init__(self, folder: Path, engine, registry, envbuild, cache: Path) -> None:
         self.folder, self.engine, self.registry, self.envbuild, self.cache = folder, engine, registry, envbuild, cache
 
-    def build(self, manifest: Path, *options: str | Path) -> Extended:
+    def build(self, manifest: Path, *options: str | Path) -> EngineChild:
         """Build and push the environment, let the engine pull it, and put the server above it."""
         out, name = self.folder / "out", f"{self.registry.host}/notebooks/{manifest.stem}"
         wanted = ("from-manifest", manifest, "--base", "debian:bookworm", "--push", name, "--out", out, *options)
@@ -60,7 +60,7 @@ class Notebooks:
         self.engine.pull(reference)
         return self.extend()
 
-    def extend(self) -> Extended:
+    def extend(self) -> EngineChild:
         options = Options(cache=self.cache / "envbuild")
         return notebook.notebook_image(self.engine.client, self.parent, self.lock, options, REPORTER)
 
@@ -155,7 +155,7 @@ def test_a_browser_runs_a_cell_with_the_environments_packages_and_nothing_in_it_
     assert path == "/opt/env/lib/python3.11/site-packages/tool.py"
     assert made.made is not None
     assert made.sent < 100 << 20, "the engine had the layers of the environment"
-    assert notebooks.extend() == Extended(id=made.id, name=made.name), "the second time, the engine has it"
+    assert notebooks.extend() == EngineChild(id=made.id, name=made.name), "the second time, the engine has it"
 
 
 @pytest.mark.slow  # 25 s; the image has it as well

@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch
-from envbuild.lock.formats import read_held
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Target
 from envbuild.lock.resolvers import UvResolver
 from envbuild.lock.run import Options, lock_run
@@ -86,7 +86,7 @@ def test_what_pip_built_and_what_somebody_edited_is_told_apart(envbuild, tmp_pat
 def test_an_old_release_without_wheels_is_built_and_is_the_same_elsewhere(tmp_path, pin):
     with pytest.raises(LockError, match="only a source distribution"):
         lock_run((pin,), TARGET, (), Options(cache=tmp_path / "a"))
-    runs = [lock_run((pin,), TARGET, (), Options(cache=tmp_path / name, build=True)) for name in ("a", "b")]
+    runs = [lock_run((pin,), TARGET, (), Options(cache=tmp_path / name, build_from_source=True)) for name in ("a", "b")]
     wheels = [run.lock.wheels[0] for run in runs]
     assert wheels[0].filename.endswith("-py3-none-any.whl")
     assert (wheels[0].sha256, wheels[0].size) == (wheels[1].sha256, wheels[1].size)
@@ -125,7 +125,7 @@ def test_a_commit_that_pip_installed_is_built_again(envbuild, tmp_path):
     assert "was installed from version control" in refused.stderr
     found = json.loads(envbuild("lock", manifest, "--out", tmp_path / "out", "--build", "--json", env=env).stdout)
     assert found["built"].keys() == {"idna"}
-    held = read_held(tmp_path / "out")
+    held = read_existing_lock(tmp_path / "out")
     assert held is not None
     [wheel] = [it for it in held.wheels if it.name == "idna"]
     [(_, path)] = fetch([wheel], tmp_path / "another machine")

@@ -18,6 +18,7 @@ from envbuild.capture.golden import golden_facts
 from envbuild.capture.model import model_facts
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.parts import index_access
 from tests.e2e.services import command_output
 from tests.fakes.gcs import FakeGcs
@@ -67,7 +68,7 @@ def saved_by_2_8(cache, registry, engine):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         base = resolve_base(
-            "debian:bullseye", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=print
+            "debian:bullseye", machine="x86_64", cache=cache / "envbuild", pull=no_registry, report=SILENT
         )
         image = push(base.image, Reference.parse(f"{registry.host}/models/bullseye:latest")).reference
         engine.pull(str(image))

@@ -16,6 +16,7 @@ from envbuild.base.resolve import resolve_base
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
+from envbuild.report import SILENT
 from tests.e2e.parts import index_access
 from tests.e2e.services import ContainerFailed
 
@@ -67,7 +68,7 @@ def no_pull(reference: Reference, machine: str) -> Image:
 @pytest.fixture(scope="module")
 def debian(cache, registry, engine) -> str:
     """A bootstrapped Debian, pulled by the engine."""
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=cache / "envbuild", pull=no_pull, report=SILENT)
     pushed = push(base.image, Reference.parse(f"{registry.host}/parts/bookworm:latest"))
     engine.pull(str(pushed.reference))
     return str(pushed.reference)

@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.lock.dependencies import find_conflicts
 from envbuild.lock.model import Lock, Target
-from envbuild.lock.resolution import open_question
+from envbuild.lock.resolution import open_session
 from envbuild.lock.resolvers import Tree, UvResolver, resolve_tree
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
@@ -43,14 +43,14 @@ envbuild.capture("model", out="manifest.json", golden=golden)
 
 @pytest.fixture(scope="module")
 def lock() -> Lock:
-    with open_question(ASKED, TARGET, None, None) as question:
-        pins = resolve_tree(question, Tree())
+    with open_session(ASKED, TARGET, None, None) as session:
+        pins = resolve_tree(session, Tree())
     return UvResolver().resolve(tuple(f"{name}=={version}" for name, version in pins.items()), TARGET)
 
 
 def test_a_real_environment_loses_its_tools_and_nothing_that_something_needs(lock):
-    with open_question((), TARGET, None, None) as question:
-        facts = question.reader.all_facts(lock.wheels)
+    with open_session((), TARGET, None, None) as session:
+        facts = session.reader.all_facts(lock.wheels)
     declared = {it.name: known.requires for it, known in zip(lock.wheels, facts, strict=True) if known}
     asked = {it.partition("==")[0] for it in ASKED}
     manifest = a_manifest(*(wheel(it.name, it.version, requested=it.name in asked) for it in lock.wheels))

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from envbuild.lock.download import fetch
 from envbuild.lock.facts import FactReader
-from envbuild.lock.formats import read_held
+from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.index import make_client
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import read_settings
@@ -112,7 +112,7 @@ def test_for_x86_64_the_index_to_give_is_named_and_serves_once_it_is_given(tmp_p
 
 
 def wheels_in(folder: Path) -> dict[str, LockedWheel]:
-    held = read_held(folder)
+    held = read_existing_lock(folder)
     assert held is not None
     return {it.name: it for it in held.wheels}
 

@@ -9,10 +9,9 @@ import pytest
 
 from envbuild.base.interpreter import find_interpreter
 from envbuild.base.resolve import resolve_base
-from envbuild.image.assembler import Compiling, assemble
-from envbuild.image.bytecode.compiler import Interpreter, Store, compiled_by
+from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.compiler import Compiling, Interpreter, Store, compiled_by
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.model import Lock
@@ -21,6 +20,8 @@ from envbuild.oci.image import Image, Layer, manifest_bytes
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import PushResult, push
+from envbuild.report import SILENT
+from tests.layers import WheelFiles
 
 pytestmark = pytest.mark.real
 
@@ -43,7 +44,7 @@ class Built:
 def built(cache, registry, tmp_path_factory) -> Built:
     """An image with bytecode, in the registry."""
     folder, ours = tmp_path_factory.mktemp("built"), cache / "envbuild"
-    base = resolve_base("debian:bookworm", machine="x86_64", cache=ours, pull=no_registry, report=print)
+    base = resolve_base("debian:bookworm", machine="x86_64", cache=ours, pull=no_registry, report=SILENT)
     lock = UvResolver().resolve(REQUIREMENTS, base.target)
     recipe = Recipe(
         base_name=base.name, base_digest=base.digest, python_path=base.python_path, target=base.target,
@@ -57,7 +58,7 @@ def built(cache, registry, tmp_path_factory) -> Built:
 
     wheels = WheelFiles({wheel.sha256: path for wheel, path in fetch(lock.wheels, ours)})
     compiling = Compiling(identity=base.interpreter, find=find, store=Store(folder))
-    made = assemble(recipe, base, wheels, LayerCache(folder), lambda *_: None, compiling=compiling).image
+    made = assemble(recipe, base, wheels, LayerCache(folder), compiling=compiling).image
     pushed = push(made, Reference(registry.host, f"verify-{uuid4().hex[:8]}", "1"))
     return Built(base=base, lock=lock, pushed=pushed, layers=made.layers[len(base.image.layers) :])
 

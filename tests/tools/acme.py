@@ -99,7 +99,7 @@ class Acme:
     def train(self) -> str:
         """Capture, build, push and stamp, as after-training does; the training image by digest."""
         self.envbuild("capture", "--python", str(self.python), "--model", MODEL, "--out", "manifest.json")
-        words = ("--base", "debian:bookworm", "--push", f"{self.host}/acme/ml/churn", "--stamp", MODEL)
+        words = ("--push", f"{self.host}/acme/ml/churn", "--stamp", MODEL)
         return self.envbuild("from-manifest", "manifest.json", *words).stdout.strip()
 
     @property
@@ -136,6 +136,7 @@ def _environment(folder: Path, engine: Engine, gcs: FakeGcs, index: FakeIndex) -
         "NO_COLOR": "1",
         "DOCKER_HOST": engine.url,
         "ENVBUILD_CACHE": str(folder / "cache"),
+        "ENVBUILD_FROM_MANIFEST_BASE": "debian:bookworm",  # without Docker Hub
         "STORAGE_EMULATOR_HOST": gcs.url,
         "UV_DEFAULT_INDEX": index.url,
         "PIP_INDEX_URL": index.url,

@@ -22,6 +22,14 @@ from tests.fakes.images import image_of
 
 STARTED = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
 
+# What readers say of a stamp or its signature; each is quoted here alone.
+NO_RECORD = "this is not a record of a stamp"
+NO_STAMP = "has no stamp"
+REPLACED = "was replaced after it was stamped"
+NOT_SIGNED = "the stamp is not signed"
+ANOTHER_KEY = "it is by another key"
+ANOTHER_RECORD = "it was signed for another record"
+
 
 def wheel(name: str, version: str, url: str = "") -> LockedWheel:
     filename = f"{name}-{version}-py3-none-any.whl"

@@ -9,16 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.image.bytecode.compiler import Build, Interpreter, Store, ask_build
+from envbuild.image.bytecode.compiler import Build, Compiling, Interpreter, Store, ask_build
 from envbuild.image.bytecode.layers import Bytecode
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import OpenWheels, WheelFiles
+from envbuild.image.layers.maker import OpenWheels
 from envbuild.image.layers.plan import find_overlaps
 from envbuild.image.layers.writer import LayerFile
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.recipe import Recipe
 from tests.fakes.wheels import FakeWheel
+from tests.layers import WheelFiles
 
 PROGRAM = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,28 +77,18 @@ class Image:
             paths[Digest.of(wheel.data)] = folder / wheel.filename
             (folder / wheel.filename).write_bytes(wheel.data)
         self.opened = OpenWheels(self.stack, self.recipe, WheelFiles(paths))
-        self.bytecode = Bytecode(
-            recipe=self.recipe,
-            identity="own",
-            overlaps=find_overlaps(
-                {wheel: self.opened[wheel].files for wheel in self.recipe.wheels},
-                {},
-                lambda: [wheel.name for wheel in self.recipe.wheels],
-            ),
-            find=find,
-            cache=LayerCache(folder / "cache"),
-            store=Store(folder / "cache"),
-            processes=2,
+        overlaps = find_overlaps(
+            {wheel: self.opened[wheel].files for wheel in self.recipe.wheels},
+            {},
+            lambda: [wheel.name for wheel in self.recipe.wheels],
         )
+        compiling = Compiling(identity="own", find=find, store=Store(folder / "cache"), processes=2)
+        self.bytecode = Bytecode.of(self.recipe, overlaps, compiling, LayerCache(folder / "cache"))
 
     def contents(self) -> dict[str, dict[str, bytes]]:
         """What lies in each layer, by its label."""
-        layers, _ = self.bytecode.layers(self.opened)
-        found = {}
-        for layer in layers:
-            files = self.bytecode.files(layer, self.opened)
-            found[layer.label] = {it.file.path: content_of(it) for it in files}
-        return found
+        specs, _ = self.bytecode.specs(self.opened)
+        return {it.label: {file.file.path: content_of(file) for file in it.files(self.opened)} for it in specs}
 
 
 def content_of(item: LayerFile) -> bytes:

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,19 @@ Answers = tuple[list[bool], list[str]]
 """Whether each opening succeeds, and the files of the test that are loaded in the end."""
 
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="loading-")  # removed when the interpreter ends
+
+
+@cache
+def _object(source: str) -> Path:
+    """The source, compiled; most libraries have the same."""
+    path = Path(_FOLDER.name) / f"{len(list(Path(_FOLDER.name).iterdir()))}.o"
+    subprocess.run(
+        ["gcc", "-c", "-fPIC", "-o", str(path), "-x", "c", "-"], input=source, text=True, check=True, timeout=60
+    )
+    return path
+
+
 def library(
     path: Path,
     needs: Sequence[Path] = (),
@@ -51,27 +65,13 @@ def library(
     flags: Sequence[str] = (),
     source: str = _SOURCE,
 ) -> Path:
-    """Compile a library that needs others by their soname, and opens what it is asked to."""
+    """Link a library that needs others by their soname, and opens what it is asked to."""
     path.parent.mkdir(parents=True, exist_ok=True)
     named = [f"-Wl,-soname,{soname or path.name}", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed"]
     named += [f"-Wl,--enable-new-dtags,-rpath,{runpath}"] if runpath else []
     named += [f"-Wl,--disable-new-dtags,-rpath,{rpath}"] if rpath else []
-    command = [
-        "gcc",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(path),
-        *named,
-        *flags,
-        "-x",
-        "c",
-        "-",
-        "-x",
-        "none",
-        *map(str, needs),
-    ]
-    subprocess.run(command, input=source, text=True, check=True, timeout=60)
+    command = ["gcc", "-shared", "-o", str(path), *named, *flags, str(_object(source)), *map(str, needs)]
+    subprocess.run(command, check=True, timeout=60)
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import UsageError
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.serve.contents import application
 
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
@@ -87,7 +87,7 @@ def test_two_copies_give_one_layer_and_only_their_owner_decides_who_executes(tmp
         os.utime(path, (1, 1))
     (one / "main.py").chmod(0o600)
     (other / "main.py").chmod(0o664)
-    assert measured(application(one)).key == measured(application(other)).key
+    assert hash_content(application(one)).key == hash_content(application(other)).key
     assert application(one).executable == {"/app/bin/run"}
 
 

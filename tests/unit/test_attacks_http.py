@@ -28,6 +28,7 @@ from tests.fakes.registry import FakeRegistry
 from tests.unit.locking import HERE
 
 ONCE = Retry(tries=1, first=0, longest=0)
+NO_ANSWER = "no answer in time"
 NOBODY = Credentials(username="", password="")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 LISTENING = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -146,7 +147,7 @@ def test_a_page_that_is_slow_but_not_dripping_has_a_deadline(monkeypatch):
     with (
         server(dripping) as host,
         registry_of(host) as registry,
-        pytest.raises(RegistryError, match="no answer in time"),
+        pytest.raises(RegistryError, match=NO_ANSWER),
     ):
         registry.manifest("app", "v1")
 
@@ -177,7 +178,7 @@ def test_a_silent_registry_is_named_with_what_was_asked_and_a_manifest_s_answer_
     lines, monkeypatch
 ):
     monkeypatch.setattr(transport, "ANSWER", 0.7)
-    with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match="no answer in time"):
+    with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match=NO_ANSWER):
         registry.put_manifest("app", "v1", b"{}", MANIFEST)
     assert any(line.startswith("waiting for 127.0.0.1: PUT /v2/app/manifests/v1 (") for line in lines)
 
@@ -185,7 +186,7 @@ def test_a_silent_registry_is_named_with_what_was_asked_and_a_manifest_s_answer_
 def test_a_silent_host_is_named_more_seldom_the_longer_it_is_silent(lines, monkeypatch):
     monkeypatch.setattr(report, "SILENCE", 0.1)
     monkeypatch.setattr(transport, "ANSWER", 0.8)
-    with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match="no answer in time"):
+    with server(silent) as host, registry_of(host) as registry, pytest.raises(RegistryError, match=NO_ANSWER):
         registry.put_manifest("app", "v1", b"{}", MANIFEST)
     assert 1 <= len(lines) <= 3, "after 1, 3 and 6 times SILENCE"
 

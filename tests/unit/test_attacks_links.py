@@ -76,24 +76,25 @@ def test_a_target_outside_of_the_model_is_not_embedded(way, model, secret, tmp_p
 @pytest.mark.parametrize("way", WAYS)
 def test_a_target_outside_of_the_model_is_not_stamped(way, model, secret):
     way(model.folder, secret)
-    with pytest.raises(StampError, match="a link leads out of the model's folder"):
-        check_stampable(model.uri)
-    with pytest.raises(StampError, match="a link leads out of the model's folder"):
-        put_stamp(model.uri)
+    for call in (check_stampable, put_stamp):
+        with pytest.raises(StampError, match="a link leads out of the model's folder"):
+            call(model.uri)
     assert not (model.folder / "envbuild/pointer.json").exists()
 
 
 def test_a_stamped_model_whose_files_became_links_is_read(model, tmp_path):
     put_stamp(model.uri)
-    for path in [it for it in model.folder.iterdir() if it.is_file()]:  # as DVC and Hugging Face keep files
+    links = [it for it in model.folder.iterdir() if it.is_file()]
+    for path in links:  # as DVC and Hugging Face keep files
         path.rename(tmp_path / path.name)
         path.symlink_to(tmp_path / path.name)
     found = read_history(model.uri)
     assert (found.current, len(found.records)) == (True, 1)
     assert run(["inspect", model.uri]) == 0
     assert read_model(model.uri).faults == {}
-    with pytest.raises(StampError, match="a link leads out of the model's folder"):
+    with pytest.raises(StampError) as caught:
         check_stampable(model.uri)
+    assert Path(caught.value.where) in links
 
 
 @pytest.mark.parametrize("name", ["envbuild", "envbuild/.lock", "envbuild/pointer.json"])
@@ -104,8 +105,9 @@ def test_a_stamp_is_written_through_no_link(name, model, tmp_path):
     else:
         (model.folder / "envbuild").mkdir()
     (model.folder / name).symlink_to(target)
-    with pytest.raises(StampError, match="a link leads out of the model's folder"):
+    with pytest.raises(StampError) as caught:
         put_stamp(model.uri)
+    assert Path(caught.value.where).is_relative_to(model.folder / name)
     assert not target.exists() or not list(target.iterdir())
 
 
@@ -115,8 +117,9 @@ def test_a_record_that_is_a_link_is_not_read(model, secret):
     for place in (it for it in (model.folder / "envbuild").rglob("*") if it.is_file() and it not in kept):
         place.unlink()
         place.symlink_to(secret)
-    with pytest.raises(StampError, match="a link leads out of the model's folder") as caught:
+    with pytest.raises(StampError) as caught:
         put_stamp(model.uri)
+    assert Path(caught.value.where).is_symlink()
     assert SECRET.decode() not in str(caught.value)
 
 

@@ -29,16 +29,17 @@ def changed(**values) -> bytes:
     return json.dumps({**json.loads(IMAGE.manifest), **values}).encode()
 
 
+BOTH, MISNAMED = "manifest and an index at once", "does not match its media type"
 CONFUSING = {
-    "both": (changed(manifests=[ENTRY]), MANIFEST, "manifest and an index at once"),
-    "both, as an index": (changed(manifests=[ENTRY], mediaType=INDEX), INDEX, "manifest and an index at once"),
-    "in another case": (changed(Manifests=[ENTRY]), MANIFEST, "manifest and an index at once"),
+    "both": (changed(manifests=[ENTRY]), MANIFEST, BOTH),
+    "both, as an index": (changed(manifests=[ENTRY], mediaType=INDEX), INDEX, BOTH),
+    "in another case": (changed(Manifests=[ENTRY]), MANIFEST, BOTH),
     "an index that says it is an image": (
         json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "manifests": [ENTRY]}).encode(),
         MANIFEST,
-        "does not match its media type",
+        MISNAMED,
     ),
-    "an image that is said to be an index": (changed(mediaType=INDEX), INDEX, "does not match its media type"),
+    "an image that is said to be an index": (changed(mediaType=INDEX), INDEX, MISNAMED),
     "said to be another thing": (IMAGE.manifest, DOCKER_MANIFEST, "was sent as .*, and its mediaType is"),
     "a key twice": (IMAGE.manifest[:-1] + b',"layers":[]}', MANIFEST, "it has a duplicate key"),
     "a key in two cases": (changed(Layers=[]), MANIFEST, "differ only in their case"),
@@ -83,7 +84,7 @@ def test_a_layout_s_document_that_is_two_things_is_refused(tmp_path: Path, kind)
 def test_a_layout_s_index_that_is_an_image_too_is_refused(tmp_path: Path):
     write_layout(IMAGE, tmp_path)
     (tmp_path / "index.json").write_bytes(changed(manifests=[ENTRY], mediaType=INDEX))
-    with pytest.raises(BaseError, match="manifest and an index at once"):
+    with pytest.raises(BaseError, match=BOTH):
         read_layout(tmp_path, machine="x86_64")
 
 
@@ -98,7 +99,7 @@ def test_a_layout_s_index_of_gigabytes_is_not_read(tmp_path: Path):
 def test_an_archive_s_manifest_that_is_an_index_too_is_refused(tmp_path: Path):
     confusing = Image(changed(manifests=[ENTRY]), IMAGE.config, IMAGE.layers)
     write_archive(confusing, tmp_path / "image.tar")
-    with pytest.raises(BuildError, match="manifest and an index at once"):
+    with pytest.raises(BuildError, match=BOTH):
         read_archive(tmp_path / "image.tar", machine="x86_64", scratch=lambda: tmp_path)
 
 

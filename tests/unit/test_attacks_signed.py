@@ -24,10 +24,13 @@ from envbuild.stamp.history import read_stamp
 from envbuild.stamp.record import StampEntry, lock_name, manifest_name
 from envbuild.stamp.stamping import stamp
 from tests.reporting import Recorder
-from tests.unit.attesting import key_pair
+from tests.unit.attesting import ANOTHER_KEY, NO_STAMP, NOT_SIGNED, key_pair
 from tests.unit.test_deploy_check import PATCH, SERVER, on_top, pulled, pushed, site, wrong  # noqa: F401 - fixtures
 from tests.unit.test_stamp import NOW, gcs  # noqa: F401 - a fixture
 from tests.unit.test_verify_targets import MOVED, built, manifest
+
+NOT_NAMED = "the signed stamp does not name sha256:"
+NO_SIGNATURE = "signed: it has no signature"
 
 
 class Signed:
@@ -95,46 +98,44 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
     # An image that shares all of training's layers, which is enough without a key.
     mine = place.serving("mine:1", {"app/more.py": b""}, signed=False)
     assert place.site("deploy-check", "model", mine).returncode == 0
-    refused(place.check(mine), "the signed stamp does not name sha256:")
+    refused(place.check(mine), NOT_NAMED)
     # The key signed it, but for another model or for none.
-    refused(place.check(place.sign(mine)), "the signed stamp does not name sha256:")
+    refused(place.check(place.sign(mine)), NOT_NAMED)
     # A tag that is moved there is refused, even though the stamped image still is in the registry.
     push(on_top(pulled(place.site), SERVER, PATCH), Reference.parse(f"{place.site.host}/serve:1"))
-    refused(place.check(f"{place.site.host}/serve:1"), "the signed stamp does not name sha256:")
+    refused(place.check(f"{place.site.host}/serve:1"), NOT_NAMED)
     # Policies that let everything else pass do not let this pass.
     rules = ["deploy-image", "tag-moved", "shared-layers", "shared-package", "artifact-stamp", "variable-value"]
     lax = place.site.folder / "lax.toml"
     lax.write_text("\n".join(("[rules]", *(f'{it} = "ignore"' for it in rules))))
-    refused(
-        place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "does not name sha256:"
-    )
+    refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), NOT_NAMED)
 
     # Nor does a configuration that lies where the command runs.
     (place.site.folder / "p.toml").write_text('[rules]\nsigned = "ignore"\n[[accept]]\nrule = "signed"\nreason = "x"\n')
     (place.site.folder / "envbuild.toml").write_text('policy = "p.toml"\n')
-    refused(place.check(mine), "the signed stamp does not name sha256:")
+    refused(place.check(mine), NOT_NAMED)
     (place.site.folder / "envbuild.toml").unlink()
 
     with place.attacked():
         place.stamped(mine, signed=False)
         assert place.site("deploy-check", "model", mine).returncode == 0
-        refused(place.check(mine), "the stamp is not signed")
-        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "is not signed")
+        refused(place.check(mine), NOT_SIGNED)
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), NOT_SIGNED)
     with place.attacked():
         place.stamped(mine, signed=False)
         done = place.check(mine, "--json")
         said = json.loads(done.stdout)
         assert (done.returncode, said["image"], said["agrees"], said["findings"]) == (16, None, False, [])
-        assert "the stamp is not signed" in said["failed"]
+        assert NOT_SIGNED in said["failed"]
     with place.attacked():
         (place.model / "envbuild/pointer.json").unlink()
-        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), "has no stamp")
+        refused(place.site("deploy-check", "model", mine, "--signed", place.public, "--policy", lax), NO_STAMP)
     with place.attacked():
         place.stamped(place.sign(mine), "debug")
-        refused(place.check(mine), "the signed stamp does not name sha256:")
+        refused(place.check(mine), NOT_NAMED)
     with place.attacked():
         record = place.stamped(mine)
-        refused(place.check(good), "the signed stamp does not name sha256:")  # another took its place
+        refused(place.check(good), NOT_NAMED)  # another took its place
         pointer = (place.site.folder / "kept/envbuild/pointer.json").read_bytes()
         (place.model / "envbuild/pointer.json").write_bytes(pointer)
         refused(place.check(good), "and record 3 is signed too")
@@ -145,11 +146,11 @@ def test_an_image_that_the_key_did_not_vouch_for_is_not_printed(place):
 def test_an_image_without_the_keys_signature_is_not_printed(place):
     bare = place.serving("bare:1", signed=False)
     place.stamped(bare)
-    refused(place.check(bare), "signed: it has no signature")
+    refused(place.check(bare), NO_SIGNATURE)
     _, other = key_pair(place.site.folder, "other")
-    refused(place.site("deploy-check", "model", place.sign(bare), "--signed", other), "it is by another key")
+    refused(place.site("deploy-check", "model", place.sign(bare), "--signed", other), ANOTHER_KEY)
     copy = pushed(place.site, on_top(pulled(place.site), SERVER), "copy:1")
-    refused(place.check(copy), "signed: it has no signature")
+    refused(place.check(copy), NO_SIGNATURE)
 
 
 @pytest.mark.parametrize("copy", [manifest_name, lock_name])
@@ -193,10 +194,10 @@ def test_every_command_with_a_key_reads_the_signed_stamp_and_no_other(place):
         signature.unlink()
     for command, target, *more in calls:
         assert place.site(command, target, *more).returncode == 0, command  # as before, without a key
-        refused(place.site(command, target, *more, "--signed", place.public), "the stamp is not signed")
+        refused(place.site(command, target, *more, "--signed", place.public), NOT_SIGNED)
     # Whoever signs what serves vouches for what the stamp says, so that --sign asks for the same.
     push_to = ("--push", f"{place.site.host}/serve:1", "--sign", place.private)
-    refused(place.site("from-manifest", "model", *serve, *push_to), "the stamp is not signed")
+    refused(place.site("from-manifest", "model", *serve, *push_to), NOT_SIGNED)
     for words in (
         ("local", "manifest.json", *venv, "--signed", place.public),
         ("from-manifest", "manifest.json", "--signed", place.public),
@@ -243,7 +244,7 @@ def test_a_policy_requires_keys_and_lists_registries(place):
     assert (done.returncode, done.stdout) == (0, f"{good}\n"), done.stderr
     assert asked(good, f"{host}/ml/serve").returncode == 0
     refused(asked(good, f"{host}/m"), f"registry: {host}/ml/serve is not below {host}/m")
-    refused(asked(good, f"{host}/ml", '["other.pub"]'), "it is by another key")
+    refused(asked(good, f"{host}/ml", '["other.pub"]'), ANOTHER_KEY)
     other = place.serving("ml-evil/serve:1", {"app/more.py": b""})
     refused(asked(other, f"{host}/ml"), f"{host}/ml-evil/serve is not below {host}/ml")
     policy.write_text("registries = []\n")
@@ -251,8 +252,8 @@ def test_a_policy_requires_keys_and_lists_registries(place):
     policy.write_text('[signed]\nkeys = ["cosign.pub"]\n')
     assert place.site("verify", "model", "--policy", policy).returncode == 0
     place.stamped(other, signed=False)
-    refused(place.site("verify", "model", "--policy", policy), "the stamp is not signed")
-    refused(place.check(other, "--policy", policy), "the stamp is not signed")
+    refused(place.site("verify", "model", "--policy", policy), NOT_SIGNED)
+    refused(place.check(other, "--policy", policy), NOT_SIGNED)
 
 
 def test_a_configuration_takes_no_key_from_a_policy_and_leaves_no_check_out(place, monkeypatch):
@@ -404,5 +405,5 @@ def test_what_serves_the_environment_before_is_not_carried_into_the_record_of_a_
     assert place.check(good).stdout == f"{good}\n"
     newer = manifest(place.site, "moved.json", *MOVED)
     found = built(place.site, newer, "--stamp", "model", "--sign", str(place.private))["image"]
-    refused(place.check(good, "--minimum-record", "3"), "the signed stamp does not name sha256:")
+    refused(place.check(good, "--minimum-record", "3"), NOT_NAMED)
     assert place.check(found).stdout == f"{found}\n"

@@ -78,7 +78,7 @@ def test_an_official_python_says_its_version_in_its_environment_where_its_files_
 
 def test_the_version_of_another_installation_is_not_taken_from_the_environment(tmp_path):
     entries = {**BASE, "usr/bin/python3.11": b"a launcher"}
-    with pytest.raises(BaseError, match="exact version"):
+    with pytest.raises(BaseError, match=r"version of /usr/bin/python3\.11"):
         inspected(image_of_trees(entries, env=["PYTHON_VERSION=3.11.4"]), tmp_path)
 
 
@@ -94,8 +94,10 @@ def test_older_libraries_have_their_version_in_their_name_and_a_link(tmp_path):
 @pytest.mark.parametrize(
     ("image", "why"),
     [
-        (image_of_trees({}), "no python3 on its PATH"),
-        (image_of_trees({**BASE, "usr/bin/python3.11": "-> nowhere"}), "no python3 on its PATH"),
+        *(
+            (image_of_trees(tree), "no python3 on its PATH")
+            for tree in ({}, {**BASE, "usr/bin/python3.11": "-> nowhere"})
+        ),
         (image_of_trees({**BASE, "usr/bin/python3": b"pypy"}), "/usr/bin/python3 is not named python3.X"),
         (image_of_trees({**BASE, "opt/": 0o700}), r"/opt is a directory of mode 0700"),
         (image_of_trees({**without("opt/"), "opt": "-> var/opt"}), "/opt is a link"),

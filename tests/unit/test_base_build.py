@@ -63,6 +63,9 @@ def test_the_wheel_brings_the_dockerfile():
     assert base_dockerfile() in (root / "Dockerfile.base", root / "envbuild/data/Dockerfile.base")
 
 
+LOGIN = "holds no user or password\n  where: "
+
+
 def test_the_command_is_the_build_by_hand():
     order = BaseOrder(parent=CUDA, sources="deb http://example.com/debian a main\ndeb http://example.com/debian b main")
     words = shlex.split(order.command(Path("/x y/Dockerfile.base"), "base:1", "linux/arm64"))
@@ -72,29 +75,30 @@ def test_the_command_is_the_build_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"),
+    ("wrong", "where"),
     [
-        ({"python": "3"}, "not a version of Python 3"),
-        ({"python": "3.11\n"}, "not a version of Python 3"),
-        ({"python": "3.11; reboot"}, "not a version of Python 3"),
-        ({"packages": ("libgomp1",)}, "not a Debian package with a version"),
-        ({"packages": ("a=1 b",)}, "not a Debian package with a version"),
-        ({"packages": ("a=$(id)",)}, "not a Debian package with a version"),
-        ({"packages": ("--force-yes=1",)}, "not a Debian package with a version"),
-        ({"packages": ("libx=1\n",)}, "not a Debian package with a version"),
-        ({"snapshot": "20240101T000000Z"}, "belong together"),
-        ({"snapshot_host": "https://example.com"}, "belong together"),
-        ({"snapshot": "20241301T000000Z", "snapshot_host": "https://example.com"}, "is not the time of a snapshot"),
-        ({"snapshot": "2024", "snapshot_host": "https://example.com"}, "is not the time of a snapshot"),
-        ({"snapshot": "20240101T000000Z", "snapshot_host": "example.com"}, "is not an address"),
-        ({"snapshot": "20240101T000000Z", "snapshot_host": "https://u:secret@example.com"}, "holds a password"),
-        ({"sources": "deb [trusted=yes] https://u:secret@example.com/debian x main"}, "holds a password"),
-        ({"epoch": "yesterday"}, "is not a time"),
+        ({"python": "3"}, "--python"),
+        ({"python": "3.11\n"}, "--python"),
+        ({"python": "3.11; reboot"}, "--python"),
+        ({"packages": ("libgomp1",)}, "--package"),
+        ({"packages": ("a=1 b",)}, "--package"),
+        ({"packages": ("a=$(id)",)}, "--package"),
+        ({"packages": ("--force-yes=1",)}, "--package"),
+        ({"packages": ("libx=1\n",)}, "--package"),
+        ({"snapshot": "20240101T000000Z"}, "--snapshot"),
+        ({"snapshot_host": "https://example.com"}, "--snapshot"),
+        ({"snapshot": "20241301T000000Z", "snapshot_host": "https://example.com"}, "--snapshot"),
+        ({"snapshot": "2024", "snapshot_host": "https://example.com"}, "--snapshot"),
+        ({"snapshot": "20240101T000000Z", "snapshot_host": "example.com"}, "--snapshot-host"),
+        ({"snapshot": "20240101T000000Z", "snapshot_host": "https://u:secret@example.com"}, "--snapshot-host"),
+        ({"sources": "deb [trusted=yes] https://u:secret@example.com/debian x main"}, "--sources"),
+        ({"epoch": "yesterday"}, "SOURCE_DATE_EPOCH"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong, why):
-    with pytest.raises(UsageError, match=why) as caught:
+def test_what_cannot_be_meant_is_refused(wrong, where):
+    with pytest.raises(UsageError) as caught:
         BaseOrder(parent="a", **wrong)
+    assert caught.value.where == where
     assert "secret" not in str(caught.value)
 
 
@@ -184,14 +188,14 @@ def test_the_time_is_that_of_the_environment(base, monkeypatch):
         (("--parent", "a", "--tag", "A:1"), "--tag A:1"),
         (("--parent", "a", "--tag", f"a@{DIGEST}"), "where: --tag a@"),
         (("--parent", "a", "--push", "mine"), "where: --push mine"),
-        (("--parent", "a", "--sources", "none.list"), "the sources cannot be read"),
-        (("--parent", "NO base"), "not a base"),
-        (("--parent", "a", "--platform", "windows/amd64"), "platform is not known"),
-        (("--parent", "u:s3cret@h.example.com/x"), "holds no user or password"),
-        (("--parent", "https://u:s3/cret@h.example.com/x", "--dry-run"), "holds no user or password"),
-        (("--parent", f"u:s3cret@h.example.com/x@{DIGEST}"), "holds no user or password"),
-        (("--parent", "a", "--python-image", "u:s3cret@h.example.com/x"), "holds no user or password"),
-        (("--parent", "a", "--tag", "u:s3cret@h.example.com/x"), "holds no user or password"),
+        (("--parent", "a", "--sources", "none.list"), "where: --sources none.list"),
+        (("--parent", "NO base"), "where: --base NO base"),
+        (("--parent", "a", "--platform", "windows/amd64"), "where: --platform windows/amd64"),
+        (("--parent", "u:s3cret@h.example.com/x"), f"{LOGIN}--parent"),
+        (("--parent", "https://u:s3/cret@h.example.com/x", "--dry-run"), f"{LOGIN}--parent"),
+        (("--parent", f"u:s3cret@h.example.com/x@{DIGEST}"), f"{LOGIN}--parent"),
+        (("--parent", "a", "--python-image", "u:s3cret@h.example.com/x"), f"{LOGIN}--python-image"),
+        (("--parent", "a", "--tag", "u:s3cret@h.example.com/x"), f"{LOGIN}--tag"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_a_usage_error(base, arguments, why):
@@ -214,7 +218,7 @@ def test_without_an_engine_the_way_out_is_told(tmp_path, arguments):
     env = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "ENVBUILD_CACHE": str(tmp_path / "cache")}
     done = run_envbuild("base", *arguments, env=env)
     assert (done.returncode, done.stdout) == (17, "")
-    assert "no container engine answers" in done.stderr
+    assert f"where: unix://{tmp_path}/none.sock" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -234,5 +238,5 @@ def test_an_image_of_another_platform_than_the_one_asked_for_is_not_pushed(base,
 def test_what_is_pushed_is_named_without_a_password(base):
     code, out, err = base("push", "u:s3cret@h.example.com/x", "127.0.0.1:1/b:1")
     assert (code, out) == (2, "")
-    assert "holds no user or password" in err
+    assert f"{LOGIN}NAME" in err
     assert "s3cret" not in err

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.base import debian
+from envbuild.base import apt, debian
 from envbuild.base.apt import Mirror, find_mirror, read_sources, source_lines
 from envbuild.base.debian import debian_base
-from envbuild.base.process import running
 from envbuild.errors import BaseError, MissingComponentError
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import write_layout
+from envbuild.process import running
 from tests.fakes.trees import BASE, image_of_trees, tar_of
+from tests.reporting import Calling
 
 DEB822 = """\
 Types: deb
@@ -138,15 +139,16 @@ def mmdebstrap(tmp_path, monkeypatch):
     keyring = folder / "keyring.gpg"
     keyring.touch()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(debian, "_KEYRINGS", (str(keyring),))
+    monkeypatch.setitem(apt.KEYRINGS, "debian", (str(keyring),))
     monkeypatch.setattr(
-        debian, "_SOURCES", sources(tmp_path / "apt", debian_sources=DEB822.replace("http://", "http://me:secret@"))
+        apt, "SOURCES", sources(tmp_path / "apt", debian_sources=DEB822.replace("http://", "http://me:secret@"))
     )
     return folder
 
 
 def bootstrapped(tmp_path, reports=None, suite="bookworm"):
-    return debian_base(suite, "x86_64", tmp_path / "cache", (reports if reports is not None else []).append)
+    report = Calling(note=(reports if reports is not None else []).append)
+    return debian_base(suite, "x86_64", tmp_path / "cache", report)
 
 
 def runs(mmdebstrap):
@@ -248,9 +250,10 @@ def test_an_interrupt_ends_the_whole_process_group_and_leaves_nothing(tmp_path, 
     (mmdebstrap / "wait").touch()
     code = f"""
 from pathlib import Path
-from envbuild.base import debian
-debian._KEYRINGS, debian._SOURCES = ("{mmdebstrap}/keyring.gpg",), Path("{tmp_path}/apt")
-debian.debian_base("bookworm", "x86_64", Path("{tmp_path}/cache"), print)
+from envbuild.base import apt, debian
+from envbuild.report import SILENT
+apt.KEYRINGS["debian"], apt.SOURCES = ("{mmdebstrap}/keyring.gpg",), Path("{tmp_path}/apt")
+debian.debian_base("bookworm", "x86_64", Path("{tmp_path}/cache"), SILENT)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     child = mmdebstrap / "child"
@@ -279,9 +282,10 @@ def test_a_program_does_not_outlive_its_block():
 def test_of_two_runs_at_once_one_bootstraps(tmp_path, mmdebstrap):
     code = f"""
 from pathlib import Path
-from envbuild.base import debian
-debian._KEYRINGS, debian._SOURCES = ("{mmdebstrap}/keyring.gpg",), Path("{tmp_path}/apt")
-print(debian.debian_base("bookworm", "x86_64", Path("{tmp_path}/cache"), lambda _: None).digest)
+from envbuild.base import apt, debian
+from envbuild.report import SILENT
+apt.KEYRINGS["debian"], apt.SOURCES = ("{mmdebstrap}/keyring.gpg",), Path("{tmp_path}/apt")
+print(debian.debian_base("bookworm", "x86_64", Path("{tmp_path}/cache"), SILENT).digest)
 """
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
     digests = {process.communicate(timeout=60)[0] for process in both}

@@ -9,6 +9,7 @@ from envbuild.base.resolve import Facts, KnownFacts, inspect, resolve_base
 from envbuild.cache import write_entry
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
+from envbuild.report import SILENT
 from tests.fakes.trees import BASE, PYTHON, image_of_trees
 
 RELEASE = {"etc/os-release": "-> ../usr/lib/os-release", "usr/lib/os-release": b'ID=debian\nPRETTY_NAME="Debian 12"\n'}
@@ -120,7 +121,7 @@ def test_a_base_from_a_registry_says_where_it_was_asked_for_and_what_it_mirrors(
     KnownFacts(tmp_path / "bases" / "facts").remember_mirror(IMAGE.digest, "docker.io/library/python:3.11")
 
     def resolved(text: str):
-        return resolve_base(text, machine="x86_64", cache=tmp_path, pull=lambda *_: IMAGE, report=print)
+        return resolve_base(text, machine="x86_64", cache=tmp_path, pull=lambda *_: IMAGE, report=SILENT)
 
     base = resolved("registry.example.com/base:1")
     assert base.to_dict() == {

@@ -89,7 +89,7 @@ def test_a_file_alone_is_what_it_is_among_others():
 def test_the_layers_do_not_depend_on_the_number_of_processes(image, processes):
     wheel = make_wheel("many", "1.0", {f"many/{name}": text for name, text in SOURCES.items()})
     made = image(wheel)
-    made.bytecode = replace(made.bytecode, processes=processes)
+    made.bytecode = replace(made.bytecode, compiling=replace(made.bytecode.compiling, processes=processes))
     [files] = made.contents().values()
     expected = compiled(list(SOURCES))
     prefix = f"/opt/env/{SITE}/many".encode()
@@ -130,7 +130,7 @@ def test_a_source_that_takes_too_much_is_given_up_and_stops_nobody(monkeypatch, 
 def test_a_source_that_is_too_large_is_not_even_sent(monkeypatch, image):
     monkeypatch.setattr(compiler, "LARGEST", 1000)
     made = image(make_wheel("big", "1.0", {"big.py": "x = 1\n" * 500, "small.py": "x = 1\n"}))
-    _, tally = made.bytecode.layers(made.opened)
+    _, tally = made.bytecode.specs(made.opened)
     assert tally == Tally(compiled=1, refused=0, gave_up=(f"{SITE}/big.py",))
 
 
@@ -212,7 +212,7 @@ def test_all_the_sources_of_site_packages_and_nothing_else(image):
     names = ("plat", "some/__init__", "some/a")
     places = [name.rpartition("/") for name in names]
     assert set(files) == {f"{SITE}/{folder}{slash}__pycache__/{name}.{TAG}.pyc" for folder, slash, name in places}
-    assert made.bytecode.layers(made.opened)[1] == Tally(compiled=3, refused=1)
+    assert made.bytecode.specs(made.opened)[1] == Tally(compiled=3, refused=1)
 
 
 def test_a_source_whose_folder_for_bytecode_is_a_file_has_none(image):
@@ -264,7 +264,7 @@ def test_the_giants_among_wheels_have_layers_of_their_own():
     sizes = {"five": 70, "four": 80, "small": 1, "one": 400, "three": 90, "two": 300, "below": 63}
     wheels = [*(of_size(*pair) for pair in sizes.items()), of_size("cudnn", 700, "py3-none")]
     plans = plan_bytecode(recipe_of(*wheels), "own", ())
-    assert [[wheel.name for wheel in plan.wheels] for plan in plans] == [
+    assert [[it.wheel.name for it in plan.parcels if it.wheel] for plan in plans] == [
         ["one"], ["two"], ["three"], ["four"], ["below", "cudnn", "five", "small"],
     ]  # fmt: skip
 
@@ -283,10 +283,10 @@ def test_the_standard_library_has_a_layer_below_the_others(image):
     names = ("abc.py", "json/decoder.py")
     interpreter = replace(own_interpreter(), lacking=tuple(f"lib/python{MINOR}/{name}" for name in names))
     made = image(make_wheel("six", "1.0"), find=lambda: interpreter)
-    layers, tally = made.bytecode.layers(made.opened)
-    assert (layers[0].prefix, layers[0].wheels, layers[1].prefix) == ("/usr", (), "/opt/env")
+    specs, tally = made.bytecode.specs(made.opened)
+    assert [spec.prefix for spec in specs] == ["/usr", "/opt/env"]
     assert tally.compiled == 3
-    files = {it.file.path: it for it in made.bytecode.files(layers[0], made.opened)}
+    files = {it.file.path: it for it in specs[0].files(made.opened)}
     assert set(files) == {
         f"lib/python{MINOR}/__pycache__/abc.{TAG}.pyc",
         f"lib/python{MINOR}/json/__pycache__/decoder.{TAG}.pyc",

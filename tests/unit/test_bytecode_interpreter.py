@@ -210,8 +210,13 @@ def test_a_base_for_another_machine_has_none_here_and_it_is_said_without_reading
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({f"usr/local/lib/{next(iter(libraries_of(PROGRAM)))}.real": b"no library"}, "does not run here"),
-        ({f"{PLACE}/encodings/__init__.py": b"raise SystemExit('broken')\n"}, "does not run here"),
+        *(
+            ({path: content}, "does not run here")
+            for path, content in (
+                (f"usr/local/lib/{next(iter(libraries_of(PROGRAM)))}.real", b"no library"),
+                (f"{PLACE}/encodings/__init__.py", b"raise SystemExit('broken')\n"),
+            )
+        ),
         (
             {f"usr/local/bin/python{MINOR}": Path(os.path.realpath("/bin/true")).read_bytes()},
             "does not print its version",

@@ -70,6 +70,11 @@ def test_this_environment_is_captured():
     assert {"pytest", "hypothesis", "packaging"} <= {item["name"] for item in capture()["distributions"]}
 
 
+def test_what_is_printed_is_indented_json_with_sorted_keys(env):
+    text = env.run().stdout
+    assert text == json.dumps(json.loads(text), indent=2, sort_keys=True) + "\n"
+
+
 def test_what_pip_installed_by_name_comes_from_an_index(env):
     folder = env.install("Some.Thing", "1.2+cu118", RECORD="x,,\n", REQUESTED="")
     (item,) = env.capture()["distributions"]

@@ -99,19 +99,20 @@ def test_an_empty_folder_has_no_objects():
     assert places("data") == [{"uri": "data", "checksum": sha256(""), "size": 0, "objects": 0}]
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("/nowhere/x.csv", "there is no such file or folder"),
-        ("", "there is no such file or folder"),
-        ("bq://project.dataset.table", "only gs:// and local places are read"),
-        ("s3://bucket/x", "only gs:// and local places are read"),
-        ("https://example.com/x.csv", "only gs:// and local places are read"),
-        ("a\x00b", "there is no such file or folder"),
-        ("x" * 5000, "there is no such file or folder"),
-        ("gs://", "it names no bucket; gs://BUCKET/NAME does"),
-        ("gs:///*", "it names no bucket; gs://BUCKET/NAME does"),
+NO_OBJECT = "there is no such object or folder"
+UNREAD = {
+    "there is no such file or folder": ["/nowhere/x.csv", "", "a\x00b", "x" * 5000],
+    "only gs:// and local places are read": [
+        "bq://project.dataset.table",
+        "s3://bucket/x",
+        "https://example.com/x.csv",
     ],
+    "it names no bucket; gs://BUCKET/NAME does": ["gs://", "gs:///*"],
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"), [(place, reason) for reason, places in UNREAD.items() for place in places]
 )
 def test_it_is_said_why_a_place_was_not_read(place, reason):
     (item,) = places(place)
@@ -157,7 +158,7 @@ def test_a_pattern_stands_for_the_objects_that_match(gcs):
         gcs.put("b", name, b"12")
     (item,) = places("gs://b/d/training-*")
     assert (item["objects"], item["size"]) == (2, 4)
-    assert places("gs://b/d/validation-*")[0]["unread"] == "there is no such object or folder"
+    assert places("gs://b/d/validation-*")[0]["unread"] == NO_OBJECT
 
 
 def test_it_is_said_why_a_bucket_was_not_read(gcs):
@@ -165,7 +166,7 @@ def test_it_is_said_why_a_bucket_was_not_read(gcs):
     gcs.deny("storage.objects.get", "b")
     assert places("gs://b/x")[0]["unread"] == "Cloud Storage refused: permission storage.objects.get is missing (403)"
     assert places("gs://absent/")[0]["unread"] == "there is no such bucket or object in Cloud Storage (404)"
-    assert places("gs://b/none/")[0]["unread"] == "there is no such object or folder"
+    assert places("gs://b/none/")[0]["unread"] == NO_OBJECT
 
 
 def test_vertex_ai_s_datasets_are_data(gcs, monkeypatch):

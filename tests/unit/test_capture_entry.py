@@ -173,15 +173,13 @@ def test_nothing_has_to_be_set(tmp_path):
         ("a.json", '{"model": ["x"]}', "model must be a text"),
         ("a.json", '{"deep": 1}', "deep must be true or false"),
         ("a.json", '{"patch": "true"}', "patch must be true or false"),
-        ("a.json", "[]", "its options must be a table"),
+        *((name, text, "its options must be a table") for name, text in (("a.json", "[]"), ("a.toml", "capture = 1"))),
         ("a.json", "{", "Expecting property name"),
         ("a.json", "", "Expecting value"),
         ("a.json", "[" * 100_000, "maximum recursion depth"),
-        ("a.toml", "capture = 1", "its options must be a table"),
         ("a.toml", "[tool.envbuild.capture]", "has no table [capture]"),
         ("a.toml", "[capture", "Expected ']'"),
-        ("pyproject.toml", "[capture]", "has no table [tool.envbuild.capture]"),
-        ("pyproject.toml", "tool = 1", "has no table [tool.envbuild.capture]"),
+        *(("pyproject.toml", text, "has no table [tool.envbuild.capture]") for text in ("[capture]", "tool = 1")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_file_and_key(tmp_path, name, text, fault):

@@ -171,7 +171,8 @@ def test_unknown_options_and_words_without_an_option_are_usage_errors(env, argum
 def test_what_cannot_be_written_is_exit_code_1(env):
     done = env.run("--out", "/dev/null/x", check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("capture: the manifest cannot be written: ")
+    assert done.stderr.startswith("capture: ")
+    assert "/dev/null" in done.stderr
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, str(script_path())]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

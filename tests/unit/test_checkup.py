@@ -380,10 +380,8 @@ def test_of_many_findings_some_are_printed_and_all_are_listed(env):
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
-        (("nothing-of-this-name",), 127, "is not there"),
-        (("/etc/passwd/x",), 127, "is not there"),
-        (("/",), 126, "Permission denied"),
-        (("/etc/passwd",), 126, "Permission denied"),
+        *(((it,), 127, "is not there") for it in ("nothing-of-this-name", "/etc/passwd/x")),
+        *(((it,), 126, "Permission denied") for it in ("/", "/etc/passwd")),
         (("",), 127, "the command is an empty word"),
     ],
 )

@@ -15,21 +15,20 @@ import pytest
 
 from envbuild.build.extend import compiling_for
 from envbuild.errors import BuildError
-from envbuild.image.assembler import Assembled, Compiling, assemble
-from envbuild.image.bytecode.compiler import Store, Tally
+from envbuild.image.assembler import Assembled, assemble
+from envbuild.image.bytecode.compiler import Compiling, Store, Tally
 from envbuild.image.child import (
     Addition,
     Parent,
+    add_startup_check,
     assemble_child,
     base_of,
-    checked,
     interpreter_of,
     wheels_of_child,
 )
 from envbuild.image.config import CREATED
 from envbuild.image.content import Content
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.image.layers.writer import write_compressed
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
@@ -40,6 +39,7 @@ from envbuild.verify.sharing import prove_sharing
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel
+from tests.layers import WheelFiles
 from tests.reporting import Calling
 from tests.unit.compiling import own_interpreter
 from tests.unit.test_assemble import locked, recipe, tree
@@ -74,7 +74,7 @@ def parent_of(folder: Path, by: Compiling | None = None) -> Parent:
     """An image as a registry gives it, most of whose layers nobody may read."""
     made = replace(recipe_on(OLD), wheels=lock_of(*BELOW).wheels, bytecode="by" if by else "")
     wheels, cache = files_of(folder / "wheels", *BELOW), LayerCache(folder / "elsewhere")
-    image = as_found(assemble(made, OLD, wheels, cache, lambda *_: None, compiling=by).image)
+    image = as_found(assemble(made, OLD, wheels, cache, compiling=by).image)
 
     def never():
         raise AssertionError("a layer of the parent was read")
@@ -94,7 +94,7 @@ def child(tmp_path, parent):
 
     def made(*wheels, addition=Addition(), cache="cache", by=None, parent=parent):  # noqa: B008 - frozen
         found, above, kept = files_of(tmp_path / "wheels", *BELOW, *wheels), lock_of(*wheels), tmp_path / cache
-        return assemble_child(parent, above, addition, found, LayerCache(kept), lambda *_: None, compiling=by)
+        return assemble_child(parent, above, addition, found, LayerCache(kept), compiling=by)
 
     return made
 
@@ -136,7 +136,7 @@ def test_an_environment_of_its_own_sees_its_packages_and_then_the_parents(parent
 def test_in_the_parents_environment_only_the_wheels_are_added_with_the_keys_of_any_build(parent, child, tmp_path):
     made = child(SERVE)
     whole = recipe(SERVE, prefix="/opt/env")
-    plain = assemble(whole, OLD, files_of(tmp_path / "wheels", SERVE), LayerCache(tmp_path / "other"), lambda *_: None)
+    plain = assemble(whole, OLD, files_of(tmp_path / "wheels", SERVE), LayerCache(tmp_path / "other"))
     assert [it.descriptor for it in own(parent, made.image).layers] == [plain.image.layers[1].descriptor]
 
 
@@ -145,7 +145,7 @@ def test_equal_inputs_give_equal_bytes_and_nothing_is_made_twice(parent, child, 
     assert first.image.digest == second.image.digest
     known = LayerCache(tmp_path / "cache")
     assert wheels_of_child(parent, lock_of(SERVE, ALSO), APART, known) == ()
-    nothing = assemble_child(parent, lock_of(SERVE, ALSO), APART, WheelFiles({}), known, lambda *_: None)
+    nothing = assemble_child(parent, lock_of(SERVE, ALSO), APART, WheelFiles({}), known)
     assert nothing.image.digest == first.image.digest
 
 
@@ -179,7 +179,7 @@ def test_what_hides_a_file_of_the_parent_is_told_where_it_is_known(tmp_path, par
     assert child(OTHER, addition=APART).remarks == ()
     assemble(  # from here on the cache knows the paths of the parent's wheels
         replace(recipe_on(OLD), wheels=parent.lock.wheels), OLD, files_of(tmp_path / "wheels", *BELOW),
-        LayerCache(tmp_path / "cache"), lambda *_: None,
+        LayerCache(tmp_path / "cache"),
     )  # fmt: skip
     [remark] = child(OTHER, addition=APART).remarks
     assert remark == f"{SITE}/shared/a.py of other 1.0 is in two too, and hides it"
@@ -224,7 +224,7 @@ def bytecode_of(path: str) -> str:
 
 
 def test_contents_lie_above_the_wheels_in_their_order_and_the_check_knows_what_is_added(parent, child):
-    addition = checked(Addition(contents=(MODEL, APP)), lock_of(SERVE, ALSO), ("serve", "--all"))
+    addition = add_startup_check(Addition(contents=(MODEL, APP)), lock_of(SERVE, ALSO), ("serve", "--all"))
     image = child(SERVE, ALSO, addition=addition).image
     assert lines(image)[-3:] == ["start-up check of what is added", "model", "application"]
     files = tree(own(parent, image))
@@ -233,7 +233,7 @@ def test_contents_lie_above_the_wheels_in_their_order_and_the_check_knows_what_i
     assert json.loads(files["opt/env/share/envbuild/added.json"][1]) == {"packages": {"also": "1.0", "serve": "0.9"}}
     inner = json.loads(image.config)["config"]
     assert (inner["Entrypoint"], inner["Cmd"]) == (["/opt/env/bin/envbuild-check", "--"], ["serve", "--all"])
-    assert checked(Addition(), lock_of(), ()).contents == ()
+    assert add_startup_check(Addition(), lock_of(), ()).contents == ()
 
 
 def test_all_that_is_added_has_bytecode_and_what_the_parent_has_none_for(parent, child, tmp_path):
@@ -274,10 +274,10 @@ def test_bytecode_on_top_is_of_the_file_that_the_run_had(tmp_path, child, name):
     lock = replace(lock_of(*cv2), owners=(("cv2/version.py", name),))
     made = replace(recipe_on(OLD), wheels=lock.wheels, owners=lock.owners)
     wheels, cache = files_of(tmp_path / "wheels", *cv2), LayerCache(tmp_path / "elsewhere")
-    train = as_found(assemble(made, OLD, wheels, cache, lambda *_: None).image)
+    train = as_found(assemble(made, OLD, wheels, cache).image)
     below = Parent(image=train, lock=lock, name="registry.example.com/env")
     found = assemble_child(
-        below, lock_of(), Addition(), wheels, LayerCache(tmp_path / "cache"), print, compiling=compiling(tmp_path / "b")
+        below, lock_of(), Addition(), wheels, LayerCache(tmp_path / "cache"), compiling=compiling(tmp_path / "b")
     )
     files, path = tree(replace(found.image, layers=found.image.layers[len(OLD.image.layers) :])), f"opt/env/{SITE}/cv2"
     own = name.replace("-", "_")
@@ -288,7 +288,7 @@ def test_bytecode_on_top_is_of_the_file_that_the_run_had(tmp_path, child, name):
 
 def test_bytecode_on_top_shares_the_parent_s_environment(tmp_path, child):
     made, wheels = replace(recipe_on(OLD), wheels=lock_of(*BELOW).wheels), files_of(tmp_path / "wheels", *BELOW)
-    train = as_found(assemble(made, OLD, wheels, LayerCache(tmp_path / "elsewhere"), lambda *_: None).image)
+    train = as_found(assemble(made, OLD, wheels, LayerCache(tmp_path / "elsewhere")).image)
     below = Parent(image=train, lock=lock_of(*BELOW), name="registry.example.com/env")
     by, addition = compiling(tmp_path / "bytecode"), Addition(contents=(APP,))
     serve = as_found(child(SERVE, addition=addition, by=by, parent=below).image)
@@ -306,7 +306,7 @@ def test_what_others_made_is_neither_read_nor_compiled_again(parent, tmp_path):
         with SharedCache(Reference(registry.host, "team/app", "v1"), retry=FAST) as others:
             cache = LayerCache(tmp_path / name, others)
             assert publish or wheels_of_child(parent, above, addition, cache, by) == ()
-            done = assemble_child(parent, above, addition, found, cache, lambda *_: None, compiling=by)
+            done = assemble_child(parent, above, addition, found, cache, compiling=by)
             for layer in own(parent, done.image).layers if publish else ():
                 with layer.open() as blob:
                     registry.put("team/app", blob.read())
@@ -329,7 +329,7 @@ def test_impossible_numbers_of_modules_are_ignored_and_counted_here(parent, tmp_
     def made(name: str, registry: FakeRegistry) -> Assembled:
         with SharedCache(Reference(registry.host, "team/app"), retry=FAST, report=Calling(warn=said.append)) as others:
             cache = LayerCache(tmp_path / name, others)
-            done = assemble_child(parent, lock_of(SERVE), Addition(contents=(APP,)), wheels, cache, print, compiling=by)
+            done = assemble_child(parent, lock_of(SERVE), Addition(contents=(APP,)), wheels, cache, compiling=by)
             cache.share({})
         return done
 

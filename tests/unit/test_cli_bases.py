@@ -211,11 +211,14 @@ def test_the_lock_of_another_environment_is_refused(site):
     ("arguments", "why"),
     [
         (("base", "mirror", "python:3.11", "mine"), "where: TARGET_REPO mine"),
-        (("base", "mirror", "python:3.11", "user:secret@host.example.com/mine"), "no user or password"),
+        (("base", "mirror", "python:3.11", "user:secret@host.example.com/mine"), "docker login"),
         (("base", "mirror", "python:3.11", "h.example.com/m@sha256:" + "0" * 64), "cannot choose its digest"),
-        (("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"), "platform is not known"),
-        (("base", "mirror", "NO base", "h.example.com/m"), "not a base"),
-        (("base", "show", "NO base"), "not a base"),
+        (
+            ("base", "mirror", "python:3.11", "h.example.com/m", "--platform", "windows/amd64"),
+            "where: --platform windows/amd64",
+        ),
+        (("base", "mirror", "NO base", "h.example.com/m"), "where: --base NO base"),
+        (("base", "show", "NO base"), "where: --base NO base"),
         (("base", "show", "/tmp"), "the folder has no file oci-layout"),
         (("base", "show", "/etc/hostname"), "it is a file, not an OCI layout"),
         (("rebase", "/tmp", "--base", "x"), "only an image in a registry can be rebased"),

@@ -329,11 +329,14 @@ def test_show_answers_for_every_framework_platform_source_and_override(profiles,
         (("tensorflow==2.15.1", "--python", "3.11"), "python", "3.11", "what was asked for"),
         (("tensorflow==2.20.0",), "cudnn", "9", "the newest that nvidia-cudnn-cu12<10.0,>=9.3.0.75 allows is installed"),
         (("jax==0.8.0",), "extra", "cuda12", "none was asked for"),
-        (("jax[tpu]==0.4.34",), "variant", "cpu", "the extra tpu brings no CUDA"),
-        (("jax[cpu]==0.4.34",), "variant", "cpu", "the extra cpu brings no CUDA"),
-        (("jax[k8s]==0.4.34",), "variant", "cpu", "the extra k8s brings no CUDA"),
-        (("jax[tpu,cuda12]==0.4.34",), "variant", "gpu", "the release has a CUDA build"),
-        (("tensorflow[and-cuda]==2.15.1",), "variant", "gpu", "the release has a CUDA build"),
+        *(
+            ((f"jax[{it}]==0.4.34",), "variant", "cpu", f"the extra {it} brings no CUDA")
+            for it in ("tpu", "cpu", "k8s")
+        ),
+        *(
+            ((it,), "variant", "gpu", "the release has a CUDA build")
+            for it in ("jax[tpu,cuda12]==0.4.34", "tensorflow[and-cuda]==2.15.1")
+        ),
         (("jax[cuda13]==0.8.0",), "extra", "cuda13", "it was asked for"),
     ],
 )  # fmt: skip
@@ -375,10 +378,10 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
             11,
             ["the known builds are +cu118, +cu121, +cu124, +cpu", "where: torch==2.5.1+cu999"],
         ),
-        (("tensorflow",), 2, ["names no release", "where: tensorflow\n"]),
-        (("tensorflow>=2.15",), 2, ["names no release"]),
-        (("tensorflow==2.15.*",), 2, ["names no release"]),
-        (("tensor flow",), 2, ["names no release"]),
+        *(
+            ((it,), 2, ["names no release", f"where: {it}\n"])
+            for it in ("tensorflow", "tensorflow>=2.15", "tensorflow==2.15.*", "tensor flow")
+        ),
         (("tensorflow==2.15.1", "--python", "3.12"), 11, ["has wheels for Python 3.9, 3.10, 3.11, not for 3.12"]),
         (("tensorflow==2.15.1", "--python", "py3"), 2, ["where: --python"]),
         (("tensorflow==2.15.1", "--platform", "linux/riscv64"), 11, ["not for linux/riscv64"]),
@@ -394,8 +397,10 @@ def test_the_cited_wheel_is_the_one_for_the_python(profiles, release, python, wh
                 "do: ",
             ],
         ),
-        (("tensorflow==2.15.1", "--gpu", ""), 2, ["--gpu takes the name of a GPU"]),
-        (("tensorflow==2.15.1", "--gpu", "none", "--gpu", "T4"), 2, ["--gpu takes the name of a GPU"]),
+        *(
+            (("tensorflow==2.15.1", *gpus), 2, ["--gpu takes the name of a GPU"])
+            for gpus in (("--gpu", ""), ("--gpu", "none", "--gpu", "T4"))
+        ),
         (("tensorflow==2.15.1", "--set", "base=bad ref"), 2, ["base names no image"]),
         (("tensorflow==2.15.1", "--profiles", "/nonexistent"), 11, ["/nonexistent/cuda.toml", "by --profiles"]),
         (("jax[cuda13]==0.7.0",), 11, ["cuda13: the index has no jax-cuda13-plugin", "ask for cuda12"]),

@@ -11,8 +11,8 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.devtools.cloudbuild_v1 import Build, CloudBuildClient
 
-from envbuild.build.cloud import build, check
-from envbuild.build.cloud_plan import CloudBuild, Secret, plan
+from envbuild.build.cloud import check_project, run_build
+from envbuild.build.cloud_plan import CloudBuild, Secret, describe_build
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.image import MANIFEST
 from envbuild.oci.reference import Reference
@@ -86,7 +86,7 @@ def docker(api: FakeCloudBuild, script: str) -> None:
 
 def test_a_context_becomes_an_image_by_digest(cloud, context, target, registry):
     told = Told()
-    made = build(context, OPTIONS, target, told)
+    made = run_build(context, OPTIONS, target, told)
     assert str(made) == f"{registry.host}/app@{cloud.environment['DIGEST']}"
     [one] = cloud.builds
     source = one.source.storage_source
@@ -99,23 +99,23 @@ def test_a_context_becomes_an_image_by_digest(cloud, context, target, registry):
 
 
 def test_a_context_that_is_there_is_not_sent_again(cloud, context, target):
-    first, second = build(context, OPTIONS, target, Told()), build(context, OPTIONS, target, Told())
+    first, second = run_build(context, OPTIONS, target, Told()), run_build(context, OPTIONS, target, Told())
     assert first == second
     one, two = (run.source.storage_source for run in cloud.builds)
     assert (one.object_, one.generation) == (two.object_, two.generation)
 
 
 def test_a_context_that_somebody_replaced_is_not_built(cloud, context, target):
-    build(context, OPTIONS, target, Told())
+    run_build(context, OPTIONS, target, Told())
     cloud.gcs.put(BUCKET, source_of(cloud), b"something else")
     with pytest.raises(BuildError, match="another context lies under this one's name"):
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert len(cloud.builds) == 1
 
 
 def test_a_reply_that_is_lost_while_sending_the_context_does_no_harm(cloud, context, target):
     cloud.gcs.apply_then_drop("insert")
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
 
 
 def test_the_build_gets_the_generation_that_was_sent(cloud, context, target):
@@ -129,7 +129,7 @@ def test_the_build_gets_the_generation_that_was_sent(cloud, context, target):
         return original(parent, body)
 
     cloud.create = replaced
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
 
 
 def test_the_log_is_told_while_the_build_runs(cloud, context, target, tmp_path):
@@ -139,7 +139,7 @@ def test_the_log_is_told_while_the_build_runs(cloud, context, target, tmp_path):
     told.wanted = "first line"
     waiting = threading.Thread(target=lambda: told.heard.wait(30) and (tmp_path / "go").touch())
     waiting.start()
-    build(context, OPTIONS, target, told)
+    run_build(context, OPTIONS, target, told)
     waiting.join()
     assert any("no end of line" in line for line in told.lines)
     whole = cloud.gcs.data(BUCKET, f"logs/log-{cloud.builds[0].id}.txt").decode().splitlines()
@@ -151,14 +151,14 @@ def test_the_log_is_told_while_the_build_runs(cloud, context, target, tmp_path):
 def test_a_log_that_may_not_be_read_is_no_failure(cloud, context, target):
     cloud.gcs.deny("storage.objects.get", BUCKET)
     told = Told()
-    assert build(context, OPTIONS, target, told).digest
+    assert run_build(context, OPTIONS, target, told).digest
     assert sum("may not be read here" in line for line in told.lines) == 1
 
 
 def test_a_failing_step_is_told_with_its_last_lines(cloud, context, target):
     docker(cloud, "seq 100; echo no such package >&2; exit 3")
     with pytest.raises(BuildError, match=r"the build failed at step image \(exit code 3\)") as caught:
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert '| Step #0 - "image": no such package' in caught.value.what
     assert '| Step #0 - "image": 9\n' not in caught.value.what
     assert f"log-{cloud.builds[0].id}.txt" in caught.value.where
@@ -177,7 +177,7 @@ def test_a_push_that_is_refused_names_the_role(cloud, context, target, script, w
     with open(command, "w") as file:  # noqa: PTH123
         file.write(f"#!/bin/sh\n{script}\n[ $1 = build ]\n")
     with pytest.raises(BuildError, match=words) as caught:
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert todo in caught.value.todo
 
 
@@ -190,14 +190,14 @@ def test_a_source_that_is_gone_names_the_role(cloud, context, target):
 
     cloud.create = removed
     with pytest.raises(BuildError, match="fetching source failed") as caught:
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert "roles/storage.objectViewer" in caught.value.todo
 
 
 def test_a_build_that_takes_too_long_ends(cloud, context, target):
     docker(cloud, "echo begun; sleep 60")
     with pytest.raises(BuildError, match="not done after 1 s at step image") as caught:
-        build(context, CloudBuild(project="proj-1", timeout=1), target, Told())
+        run_build(context, CloudBuild(project="proj-1", timeout=1), target, Told())
     assert "--cloudbuild timeout=" in caught.value.todo
 
 
@@ -214,26 +214,26 @@ def test_a_build_that_takes_too_long_ends(cloud, context, target):
 def test_each_way_to_end_is_told(cloud, context, target, status, words):
     cloud.ends_with = getattr(Build.Status, status)
     with pytest.raises(BuildError, match=words):
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
 
 
 def test_an_image_that_the_registry_does_not_have_is_not_believed(cloud, context, target, registry):
     registry.repositories["app"].manifests.clear()
     with pytest.raises(RegistryError, match="does not have the image"):
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
 
 
 @pytest.mark.parametrize("kind", ["lost", "drop"])
 def test_a_reply_that_is_lost_makes_no_second_build(cloud, context, target, kind):
     cloud.fail("create", kind=kind)
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
     assert len(cloud.builds) == 1
     assert cloud.seen("create") == (1 if kind == "lost" else 2)
 
 
 def test_a_server_error_is_looked_into_before_another_try(cloud, context, target):
     cloud.fail("create", status=503, times=2)
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
     assert (len(cloud.builds), cloud.seen("create"), cloud.seen("list")) == (1, 3, 2)
 
 
@@ -248,14 +248,14 @@ def test_a_build_that_began_in_the_last_try_is_found(cloud, context, target, mon
 
     cloud.create = slow
     cloud.fail("create", kind="lost")
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
     assert len(cloud.builds) == 1
 
 
 def test_a_quota_is_waited_for(cloud, context, target):
     cloud.fail("create", status=429, times=2)
     cloud.fail("get", status=429)
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
     assert (len(cloud.builds), cloud.seen("list")) == (1, 0)
 
 
@@ -263,7 +263,7 @@ def test_a_quota_that_stays_used_up_is_told(cloud, context, target, monkeypatch)
     monkeypatch.setenv("ENVBUILD_CLOUDBUILD_TIMEOUT", "0.1")
     cloud.fail("create", status=429, times=1000, message="Quota exceeded for builds")
     with pytest.raises(BuildError, match=r"\(429\): .*Quota exceeded") as caught:
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert "quota" in caught.value.todo
     assert not cloud.builds
 
@@ -271,7 +271,7 @@ def test_a_quota_that_stays_used_up_is_told(cloud, context, target, monkeypatch)
 @pytest.mark.parametrize("kind", ["status", "drop", "lost"])
 def test_a_look_at_the_build_is_tried_again(cloud, context, target, kind):
     cloud.fail("get", kind=kind, times=2)
-    assert build(context, OPTIONS, target, Told()).digest
+    assert run_build(context, OPTIONS, target, Told()).digest
 
 
 DISABLED = {
@@ -299,44 +299,44 @@ def test_what_is_refused_comes_with_advice(cloud, context, target, monkeypatch, 
     monkeypatch.setenv("ENVBUILD_CLOUDBUILD_TIMEOUT", "0.1")
     cloud.fail(operation, **how)
     with pytest.raises(BuildError, match=words) as caught:
-        check(OPTIONS) if operation == "list" else build(context, OPTIONS, target, Told())
+        check_project(OPTIONS) if operation == "list" else run_build(context, OPTIONS, target, Told())
     assert todo in caught.value.todo
     assert not cloud.builds
 
 
 def test_a_check_finds_what_is_wrong_before_the_work(cloud):
-    check(OPTIONS)
+    check_project(OPTIONS)
     with pytest.raises(BuildError, match="404"):
-        check(CloudBuild(project="another-1"))
+        check_project(CloudBuild(project="another-1"))
     assert cloud.seen("create") == 0
 
 
 def test_a_bucket_that_is_not_there_is_told(cloud, context, target):
-    with pytest.raises(BuildError, match="does not exist"):
-        build(context, CloudBuild(project="proj-1", bucket="gs://nowhere"), target, Told())
+    with pytest.raises(BuildError, match="nowhere"):
+        run_build(context, CloudBuild(project="proj-1", bucket="gs://nowhere"), target, Told())
 
 
 def test_a_bucket_of_somebody_else_gets_no_context(cloud, context, target):
     """The name is the one that gcloud would use, which everybody can guess."""
     cloud.gcs.of_others.add(BUCKET)
-    for attempt in (lambda: check(OPTIONS), lambda: build(context, OPTIONS, target, Told())):
+    for attempt in (lambda: check_project(OPTIONS), lambda: run_build(context, OPTIONS, target, Told())):
         with pytest.raises(BuildError, match="project proj-1 has no such bucket") as caught:
             attempt()
         assert f"gcloud storage buckets create gs://{BUCKET} --project=proj-1" in caught.value.todo
     assert not cloud.gcs.names(BUCKET)
-    assert build(context, CloudBuild(project="proj-1", bucket=f"gs://{BUCKET}"), target, Told()).digest
+    assert run_build(context, CloudBuild(project="proj-1", bucket=f"gs://{BUCKET}"), target, Told()).digest
 
 
 def test_a_bucket_whose_owner_is_unknown_gets_no_context(cloud, context, target):
     cloud.gcs.listing_forbidden = True
     with pytest.raises(BuildError, match=r"storage\.buckets\.list") as caught:
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     assert "--cloudbuild bucket=" in caught.value.todo
 
 
 def test_a_machine_type_that_there_is_not_is_refused_before_anything_is_built(cloud, context, target):
     with pytest.raises(UsageError, match="no such value"):
-        build(context, CloudBuild(project="proj-1", machine_type="HUGE"), target, Told())
+        run_build(context, CloudBuild(project="proj-1", machine_type="HUGE"), target, Told())
     assert cloud.seen("create") == 0
 
 
@@ -345,7 +345,7 @@ def test_a_secret_goes_from_secret_manager_to_docker_and_nowhere_else(cloud, con
     docker(cloud, 'echo "$@"; [ "$ENVBUILD_SECRET_0" = canary-in-the-index ]')
     told = Told()
     secret = Secret.parse("pip=projects/proj-1/secrets/pip/versions/1")
-    build(context, CloudBuild(project="proj-1", secrets=(secret,)), target, told)
+    run_build(context, CloudBuild(project="proj-1", secrets=(secret,)), target, told)
     assert any("--secret=id=pip,env=ENVBUILD_SECRET_0" in line for line in told.lines)
     stored = b"".join(one.data for one in cloud.gcs.buckets[BUCKET].objects.values())
     assert b"canary" not in stored + str(cloud.builds).encode() + "".join(told.lines).encode()
@@ -370,7 +370,7 @@ def test_ctrl_c_cancels_the_build(cloud, context, target):
     told = Told()
     thread = interrupted_when(told, "begun")
     with pytest.raises(KeyboardInterrupt):
-        build(context, OPTIONS, target, told)
+        run_build(context, OPTIONS, target, told)
     thread.join()
     [run] = cloud.runs.values()
     wait(run)
@@ -394,7 +394,7 @@ def test_ctrl_c_while_the_build_is_asked_for_cancels_it_too(cloud, context, targ
 
     cloud.create = late
     with pytest.raises(KeyboardInterrupt):
-        build(context, OPTIONS, target, Told())
+        run_build(context, OPTIONS, target, Told())
     [run] = cloud.runs.values()
     wait(run)
     assert run.build.status.name == "CANCELLED"
@@ -406,15 +406,17 @@ def test_a_build_that_cannot_be_cancelled_is_told(cloud, context, target, monkey
     told = Told()
     thread = interrupted_when(told, "begun")
     with pytest.raises(KeyboardInterrupt):
-        build(context, OPTIONS, target, told)
+        run_build(context, OPTIONS, target, told)
     thread.join()
     assert any("may go on: gcloud builds list --filter=tags=envbuild-" in line for line in told.lines)
 
 
 def test_googles_own_waiting_understands_the_fake(cloud, context, target):
     """The long-running operation, which nothing else here asks for: after a lost reply only the build is known."""
-    build(context, OPTIONS, target, Told())
-    described = plan(OPTIONS, target) | {"source": {"storageSource": {"bucket": BUCKET, "object": source_of(cloud)}}}
+    run_build(context, OPTIONS, target, Told())
+    described = describe_build(OPTIONS, target) | {
+        "source": {"storageSource": {"bucket": BUCKET, "object": source_of(cloud)}}
+    }
     options, nobody = {"api_endpoint": cloud.url}, AnonymousCredentials()
     with CloudBuildClient(transport="rest", client_options=options, credentials=nobody) as client:
         begun = client.create_build(parent=OPTIONS.parent, build=Build.from_json(json.dumps(described)))

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build.cloud import check_base, packed
-from envbuild.build.cloud_plan import CloudBuild, Secret, find_project, plan, plan_yaml
+from envbuild.build.cloud import check_base, pack_context
+from envbuild.build.cloud_plan import CloudBuild, Secret, build_yaml, describe_build, find_project
 from envbuild.cli.options import CloudOptions, cloud_build
 from envbuild.errors import BaseError, BuildError, UsageError
 from envbuild.oci.reference import Reference
@@ -41,15 +41,15 @@ def options(**how) -> CloudBuild:
 
 
 def test_the_yaml_is_the_same_every_time_and_says_how_to_use_it():
-    text = plan_yaml(WHOLE, TARGET).decode()
-    assert text == plan_yaml(WHOLE, TARGET).decode()
+    text = build_yaml(WHOLE, TARGET).decode()
+    assert text == build_yaml(WHOLE, TARGET).decode()
     assert "gcloud builds submit --project=proj-1 --region=europe-west1 --config=FILE ." in text
-    assert yaml.safe_load(text) == plan(WHOLE, TARGET)
+    assert yaml.safe_load(text) == describe_build(WHOLE, TARGET)
 
 
 def test_the_yaml_is_what_gcloud_takes():
     """A config with a source is refused by gcloud, and so is a substitution that nothing uses."""
-    described = yaml.safe_load(plan_yaml(WHOLE, TARGET))
+    described = yaml.safe_load(build_yaml(WHOLE, TARGET))
     assert "source" not in described
     parent = "projects/proj-1/locations/europe-west1"
     build = accepted({**described, "source": {"storageSource": SOURCE}}, parent, str(uuid.uuid4()))
@@ -70,7 +70,7 @@ def test_the_yaml_is_what_gcloud_takes():
 
 
 def test_a_secret_is_named_and_never_written():
-    described = plan(WHOLE, TARGET)
+    described = describe_build(WHOLE, TARGET)
     assert described["availableSecrets"]["secretManager"] == [
         {"versionName": "projects/proj-1/secrets/pip-conf/versions/3", "env": "ENVBUILD_SECRET_0"}
     ]
@@ -81,7 +81,7 @@ def test_a_secret_is_named_and_never_written():
 @given(value=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_values_arrive_as_they_are(value):
     """`$NAME` in an argument is Cloud Build's; `$$` is a dollar."""
-    described = plan(options(build_args=(("WORDS", value),)), TARGET)
+    described = describe_build(options(build_args=(("WORDS", value),)), TARGET)
     text = yaml.safe_load(yaml.safe_dump(described, allow_unicode=True))
     build = accepted({**text, "source": {"storageSource": SOURCE}}, PARENT, "id")
     assert f"--build-arg=WORDS={value}" in build.steps[0].args
@@ -125,7 +125,7 @@ def test_a_secret_is_a_name_and_where_it_lies(text):
 @pytest.mark.parametrize("target", ["example.com/a", "example.com/a@sha256:" + "0" * 64])
 def test_an_image_without_a_tag_cannot_be_pushed(target):
     with pytest.raises(UsageError, match="by a tag"):
-        plan(options(), Reference.parse(target))
+        describe_build(options(), Reference.parse(target))
 
 
 def test_a_base_has_to_lie_in_a_registry_that_cloud_build_reaches(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_context_is_the_same_bytes_whoever_packs_it(tmp_path):
     for path in second.rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(path.stat().st_mode & 0o700)
-    with packed(first) as one, packed(second) as two:
+    with pack_context(first) as one, pack_context(second) as two:
         assert (one.sha256, one.size) == (two.sha256, two.size)
         data = one.path.read_bytes()
     assert not one.path.exists()
@@ -237,7 +237,7 @@ def test_a_context_is_the_same_bytes_whoever_packs_it(tmp_path):
 def test_a_link_in_a_context_is_refused(tmp_path):
     folder = context(tmp_path / "one")
     (folder / "link").symlink_to("/etc/passwd")
-    with pytest.raises(BuildError, match="neither file nor folder"), packed(folder):
+    with pytest.raises(BuildError, match="neither file nor folder"), pack_context(folder):
         pass
 
 
@@ -261,7 +261,7 @@ def test_a_link_in_a_context_is_refused(tmp_path):
     ],
 )
 def test_the_fake_refuses_what_the_real_one_does(change, words):
-    described = {**plan(WHOLE, TARGET), "source": {"storageSource": SOURCE}}
+    described = {**describe_build(WHOLE, TARGET), "source": {"storageSource": SOURCE}}
     parent = "projects/proj-1/locations/europe-west1"
     accepted(described, parent, "id")
     with pytest.raises(InvalidError, match=words):

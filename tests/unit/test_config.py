@@ -149,6 +149,9 @@ def test_paths_are_of_the_files_folder_and_all_else_stays_as_it_is(tmp_path, tex
     assert said(tmp_path, text)[key] == (placed.format(tmp_path) if isinstance(placed, str) else placed)
 
 
+TABLE = "has to be a table"
+
+
 @pytest.mark.parametrize(
     ("text", "at", "says"),
     [
@@ -158,17 +161,15 @@ def test_paths_are_of_the_files_folder_and_all_else_stays_as_it_is(tmp_path, tex
         ("[from-manifest.sevre]", ": from-manifest.sevre", "did you mean serve?"),
         ("[from-manifest.serve]\nexta = []", ": from-manifest.serve.exta", "did you mean extra?"),
         ("[templates]\nfolders = 'x'", ": templates.folders", "did you mean folder?"),
-        ('"größe" = 1', ": größe", "no such key"),
-        ('"" = 1', ": ", "no such key"),
-        ("push = 1", ": push", "write a text"),
-        ("push = ['a']", ": push", "write a text"),
+        *((f'"{it}" = 1', f": {it}", "no such key") for it in ("größe", "")),
+        *((f"push = {it}", ": push", "write a text") for it in ("1", "['a']")),
         ("find-links = 'w'", ": find-links", "write a list of texts"),
         ("[lock]\nfind-links = [1]", ": lock.find-links", "write a list of texts"),
         ("[from-manifest]\noffline = 'yes'", ": from-manifest.offline", "write true or false"),
         ("[from-manifest]\ncloudbuild-timeout = true", ": from-manifest.cloudbuild-timeout", "whole number"),
-        ("from-manifest = 1", ": from-manifest", "has to be a table"),
-        ("[[lock]]", ": lock", "has to be a table"),
-        ("[from-manifest]\nserve = 1", ": from-manifest.serve", "has to be a table"),
+        ("from-manifest = 1", ": from-manifest", TABLE),
+        ("[[lock]]", ": lock", TABLE),
+        ("[from-manifest]\nserve = 1", ": from-manifest.serve", TABLE),
         ("find-links = []\nfind_links = []", ": find_links", "two spellings"),
         ("[lock]\nbase = 'a'\n[from-manifest]\nbase = 1", ": from-manifest.base", "write a text"),
         ("[capture]\n'variables' = 1", ": capture.variable", "write a list of texts"),
@@ -202,8 +203,7 @@ def test_broken_toml_is_refused_with_its_line(tmp_path, text, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.mkdir(), "not a regular file"),
-        (os.mkfifo, "not a regular file"),
+        *((make, "not a regular file") for make in (os.mkdir, os.mkfifo)),
         (lambda path: path.symlink_to("nowhere"), "No such file"),
         (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: Input/output error"),
         (lambda path: path.write_bytes(b"#" * ((1 << 20) + 1)), "larger than 1048576 bytes"),

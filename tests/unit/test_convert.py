@@ -71,8 +71,7 @@ def test_the_manifest_is_written_whole_or_not_at_all(desk):
 @pytest.mark.parametrize(
     ("out", "code", "says"),
     [
-        ("freeze.txt", 2, "--out is the record itself"),
-        ("./link", 2, "--out is the record itself"),
+        *((it, 2, "--out is the record itself") for it in ("freeze.txt", "./link")),
         ("s3://bucket/x", 2, "not to s3://"),
         (".", 2, "is a folder"),
         ("", 2, "is empty"),

@@ -154,7 +154,6 @@ def test_an_image_of_somebody_else_on_the_training_image_is_fine_and_that_is_not
     assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
     assert "note     image: " in done.stderr
     assert "[deploy-image]" in done.stderr
-    assert "serving begins with training's" in done.stderr
     (site.folder / "policy.toml").write_text('[rules]\ndeploy-image = "error"\n')
     done = site("deploy-check", "model", f"{site.host}/other:1", "--policy", "policy.toml", "--json")
     assert (done.returncode, wrong(done), json.loads(done.stdout)["image"]) == (16, [("deploy-image", "error")], None)
@@ -209,7 +208,7 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
         (("model", "image"), "where: IMAGE image"),
         (("model", "image.tar"), "push it, and give HOST/NAME:TAG"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
-        (("model", "serve:1", "--platform", "vax"), "this platform is not known"),
+        (("model", "serve:1", "--platform", "vax"), "where: --platform vax"),
         (("model", "serve:1", "--policy", "none.toml"), "--policy none.toml"),
         (("model", "serve:1", "--signed", "none.pub"), "where: --signed none.pub"),
     ],

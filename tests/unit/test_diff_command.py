@@ -73,9 +73,12 @@ def plain(*layers) -> Image:
     return image_of_layers(*(layer(*members, media_type=LAYER_TAR) for members in layers))
 
 
+EQUAL = "equal: all files and settings agree\n"
+
+
 def test_equal_images_end_with_0_and_a_line(diff):
     done = diff("old", "old")
-    assert (done.returncode, done.stdout) == (0, "equal: all files and settings agree\n")
+    assert (done.returncode, done.stdout) == (0, EQUAL)
 
 
 def test_different_ones_end_with_16_and_say_where_and_what(diff):
@@ -124,7 +127,7 @@ def test_what_is_left_out_is_no_difference(diff, tmp_path):
 )
 def test_an_image_may_lie_in_a_folder_or_a_file(diff, name):
     done = diff(name, "old")
-    assert (done.returncode, done.stdout) == (0, "equal: all files and settings agree\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, EQUAL), done.stderr
     assert json.loads(diff(name, "new", "--json").stdout)["a"]["digest"] == str(OLD.digest)
 
 
@@ -144,7 +147,7 @@ def test_what_older_engines_save_is_read_also_where_a_layer_is_there_twice(diff,
     twice = plain([file("a", b"1")], [file("a", b"2")], [file("a", b"1")])
     write_layout(twice, tmp_path / "twice")
     saved(tmp_path / "twice.tar", twice, again={2: 0})
-    assert diff("twice.tar", "twice").stdout == "equal: all files and settings agree\n"
+    assert diff("twice.tar", "twice").stdout == EQUAL
     write_layout(plain([file("a", b"1")], [file("b", b"2")]), tmp_path / "two")
     assert diff("twice.tar", "two", "--files").stdout.splitlines()[2:] == ["  + /b"]
 
@@ -156,7 +159,7 @@ def test_a_packed_layout_is_unpacked_for_as_long_as_it_is_read(diff, tmp_path, m
             archive.add(it, f"./{it.relative_to(tmp_path / 'new')}")
         add(archive, "../../outside", b"x")
         add(archive, f"blobs/sha256/../../../{'a' * 64}", b"x")
-    assert diff("packed.tar", "new").stdout == "equal: all files and settings agree\n"
+    assert diff("packed.tar", "new").stdout == EQUAL
     assert diff("old", "oci-archive:packed.tar", "--files").stdout.splitlines()[-1].startswith("  ~ /etc/a")
     left = [it.name for it in (tmp_path / "cache").rglob("*") if it.is_file() or it.name.startswith(".new-")]
     assert left == []
@@ -211,11 +214,11 @@ def test_a_layer_of_zstd_is_refused_by_name(diff, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["Not A Reference", "old"], "not an image"),
+        (["Not A Reference", "old"], "where: IMAGE Not A Reference"),
         (["old", "new", "--as-installed", "--mtimes"], "--as-installed, --mtimes"),
         (["old", "new", "--ignore", "/"], "leaves out everything"),
         (["old"], "Missing argument"),
-        (["old", "x" * 5000], "not an image"),
+        (["old", "x" * 5000], "where: IMAGE xxx"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(diff, arguments, says):
@@ -282,7 +285,7 @@ def test_a_password_in_a_reference_is_refused_and_not_shown(diff, name):
     for arguments in ((name, "old"), ("old", name)):
         done = diff(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "holds no user or password" in done.stderr
+        assert "docker login" in done.stderr
         assert "s3" not in done.stderr
 
 
@@ -331,7 +334,7 @@ def test_an_upgrade_of_an_assembled_image_is_told_by_package(tmp_path, monkeypat
         newer = manifest_of(("tensorflow-cpu", "2.15.1"), ("tool", "2.0"))
         (tmp_path / "manifest.json").write_text(json.dumps(newer))
         second = site.built(f"{registry.host}/up/base:1", "second")["image"]
-        assert site("diff", first, again).stdout == "equal: all files and settings agree\n"
+        assert site("diff", first, again).stdout == EQUAL
         done = site("diff", first, second)
         assert done.returncode == 16, done.stderr
         told = [line for line in done.stdout.splitlines()[1:] if not line.startswith("config")]

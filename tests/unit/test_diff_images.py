@@ -58,7 +58,7 @@ def test_what_differs_at_a_path_is_said(before, after, line):
 def test_what_is_the_same_for_whoever_looks_at_it_is_no_difference(before, after):
     found = compare(image(before), image(after))
     assert found.equal
-    assert found.summary == "equal: all files and settings agree"
+    assert found.summary.startswith("equal: ")
 
 
 def test_times_count_where_they_are_asked_for():

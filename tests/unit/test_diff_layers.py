@@ -133,8 +133,9 @@ def test_a_layer_that_is_damaged_is_refused(data):
 def test_a_time_that_is_none_is_refused():
     data = tar_of([file("a", mtime=1.5)]).replace(b"mtime=1.5", b"mtime=inf")
     endless = Layer(Descriptor(LAYER_TAR, Digest.of(data), len(data)), Digest.of(data), lambda: io.BytesIO(data))
-    with pytest.raises(BuildError, match="cannot be read"):
+    with pytest.raises(BuildError) as caught:
         read_layer(endless, "some/image")
+    assert caught.value.where == "some/image"
 
 
 def test_a_layer_that_is_not_its_diff_id_is_refused():

@@ -61,6 +61,7 @@ def test_a_changed_template_counts_at_once(tmp_path):
     assert rendered(tmp_path) == "FROM another\n"
 
 
+UNFILTERED = "without a filter"
 BROKEN = {
     "a syntax error": ("FROM x\n{% if %}\n", 2, "Expected an expression"),
     "an open block": ("FROM x\n\n{% if base %}\nUSER 1\n", 4, "endif"),
@@ -77,8 +78,8 @@ BROKEN = {
     "a division": ("FROM x\n{% set it = 1 // (count - count) %}\n", 2, "ZeroDivisionError"),
     "a missing template": ("FROM x\n{% include 'nothing.j2' %}\n", 2, "nothing.j2"),
     "a way out of the folder": ("{% include '../secret.j2' %}", 1, "secret.j2"),
-    "what no filter has passed": ("FROM x\nUSER {{ user }}\n", 2, "without a filter"),
-    "a number": ("FROM x\n\nUSER {{ count }}\n", 3, "without a filter"),
+    "what no filter has passed": ("FROM x\nUSER {{ user }}\n", 2, UNFILTERED),
+    "a number": ("FROM x\n\nUSER {{ count }}\n", 3, UNFILTERED),
     "a way to Python": ("FROM x\n{{ ''.__class__.__mro__ }}\n", 2, "unsafe"),
     "a way to Python through a value": ("{{ packages.__class__ }}\n", 1, "unsafe"),
     "a range without an end": ("FROM x\n{% for it in range(999999999) %}{% endfor %}", 2, "Range too big"),

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, UsageError, VerifyError
 from envbuild.image.child import Parent
-from envbuild.image.content import measured
+from envbuild.image.content import hash_content
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import Model, ModelFile
 from envbuild.manifest.reader import read_manifest
@@ -20,6 +20,7 @@ from envbuild.verify.sources.model import read_model
 from tests.fakes.images import image_of
 from tests.reporting import Calling
 from tests.unit import test_sides_model
+from tests.unit.attesting import NO_STAMP
 from tests.unit.test_sides_model import TARGET, InBucket, InFolder, manifest_bytes, put_stamp
 
 gcs = test_sides_model.gcs
@@ -78,7 +79,7 @@ def test_the_model_s_files_lie_below_their_folder_and_the_stamp_s_own_do_not(mod
     with embedded(origin_of(model.uri), tmp_path / "cache", warned.reporter()) as content:
         assert set(content.files) == {"/model/fingerprint.pb", "/model/saved_model.pb", "/model/weights.bin"}
         assert content.known["/model/weights.bin"] == Digest.of(b"weights")
-        assert measured(replace(content, known={})).key == measured(content).key
+        assert hash_content(replace(content, known={})).key == hash_content(content).key
         places = [Path(str(it)) for it in content.files.values()]
     assert warned == []
     assert isinstance(model, InFolder) or not any(it.exists() for it in places)
@@ -110,7 +111,7 @@ def test_missing_and_additional_files_are_refused(model, tmp_path, warned):
 def test_a_model_that_was_replaced_or_never_stamped_is_refused(tmp_path, warned):
     model = InFolder(tmp_path)
     origin = origin_of(model.uri)
-    assert "has no stamp" in refused(origin, tmp_path / "cache", warned)
+    assert NO_STAMP in refused(origin, tmp_path / "cache", warned)
     put_stamp(model.uri)
     origin = origin_of(model.uri)
     model.put("saved_model.pb", b"another")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.base.process import running
 from envbuild.engine.buildkit import (
     Client,
     Request,
@@ -74,7 +73,7 @@ def request_(tmp_path):
 
 def fail(client, request_, buildkit):
     """Build what cannot be built."""
-    with translated_errors(), built(client, request_, Told(), buildkit=buildkit, running=running):
+    with translated_errors(), built(client, request_, Told(), buildkit=buildkit):
         raise AssertionError
 
 
@@ -231,7 +230,7 @@ def test_of_steps_that_run_together_the_one_that_failed_is_told(engine, client, 
     (tmp_path / "old/said").write_text(PLAIN)
     (tmp_path / "old/code").write_text("1")
     told = Told()
-    with pytest.raises(BuildError) as caught, built(client, request_, told, buildkit=old, running=running):
+    with pytest.raises(BuildError) as caught, built(client, request_, told, buildkit=old):
         raise AssertionError
     assert str(caught.value).splitlines()[:4] == [
         "the build failed: a step ended with exit code 2",
@@ -260,7 +259,7 @@ def test_a_client_that_lost_its_engine_has_not_failed_in_a_step(engine, client, 
 
 def test_a_builder_elsewhere_pushes_itself(request_, tmp_path):
     client = Client(path=docker_command(tmp_path / "x", NEW, PLUGIN) + "/docker", buildx=True)
-    build_remotely(client, request_, "example.com/a", "far", Transcript(request_, Told()), running, tmp_path / "m.json")
+    build_remotely(client, request_, "example.com/a", "far", Transcript(request_, Told()), tmp_path / "m.json")
     assert (tmp_path / "x/arguments").read_text().splitlines() == [
         "buildx", "build", "--builder", "far", "--output", "type=image,name=example.com/a,push=true,push-by-digest=true,oci-mediatypes=true",
         "--metadata-file", f"{tmp_path}/m.json", "--platform", "linux/amd64", "--progress=plain",
@@ -272,7 +271,7 @@ def test_a_builder_elsewhere_pushes_itself(request_, tmp_path):
 def test_an_image_keeps_only_the_names_that_it_is_given(engine, client, request_, tmp_path):
     engine.result = RESULT
     buildkit = Client(path=f"{building_command(tmp_path / 'docker', engine)}/docker", buildx=False)
-    with built(client, request_, Told(), buildkit=buildkit, running=running) as image:
+    with built(client, request_, Told(), buildkit=buildkit) as image:
         assert image.id == RESULT
         [tag] = engine.names
         assert tag.startswith("envbuild-build:")

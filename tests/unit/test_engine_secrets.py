@@ -77,9 +77,14 @@ def test_the_files_are_for_this_user_and_gone_afterwards():
         (SETTINGS, {"needed": True}, "read here anyway"),
         (IndexSettings(default=None, offline=True), {}, "nothing but folders"),
         (IndexSettings(default=INDEX, keyring=True), {}, "keyring"),
-        (IndexSettings(default="http://127.0.0.1:8080/simple"), {}, "on this machine"),
-        (IndexSettings(default="http://[::1]/simple"), {}, "on this machine"),
-        (IndexSettings(default=INDEX, extra=("file:///index",)), {}, "on this machine"),
+        *(
+            (IndexSettings(default=index, extra=extra), {}, "on this machine")
+            for index, extra in (
+                ("http://127.0.0.1:8080/simple", ()),
+                ("http://[::1]/simple", ()),
+                (INDEX, ("file:///index",)),
+            )
+        ),
     ],
 )
 def test_when_the_wheels_have_to_lie_in_the_context(settings, options, reason):

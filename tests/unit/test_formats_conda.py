@@ -195,12 +195,14 @@ def test_an_interpreter_that_is_not_cpython_is_said():
     assert read("explicit.txt", pypy).python.implementation == "pypy"
 
 
+NESTED = [("environment.yml", "dependencies: " + "[" * 5000), ("list.json", '["channel",' + "[" * 100_000)]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("environment.yml", "dependencies: *x\n", "has an alias"),
         ("environment.yml", "a: &a [x, x]\nb: [*a, *a]\ndependencies: [six==1]\n", "line 2 has an alias"),
-        ("environment.yml", "dependencies: " + "[" * 5000, "nested too deeply"),
         ("environment.yml", "dependencies: [a\n", "not YAML"),
         ("environment.yml", "dependencies:\n- a\nvariables:\n  KEY: a: canary\n", "line 4: mapping values"),
         ("environment.yml", "dependencies: []\ndependencies: []\n", "has a key twice"),
@@ -210,7 +212,7 @@ def test_an_interpreter_that_is_not_cpython_is_said():
         ("environment.yml", "dependencies:\n- python=3.10.12\n- ? [a]\n  : b\n", "not YAML"),
         ("list.json", '[{"version": "1", "channel": "x"}]', "[0]: there is no name and version"),
         ("list.json", '[{"name": "x", "version": "1", "channel": "x"}, 5]', "[1]: there is no name and version"),
-        ("list.json", '["channel",' + "[" * 100_000, "nested too deeply"),
+        *((*it, "nested too deeply") for it in NESTED),
         ("explicit.txt", "@EXPLICIT\nhttps://[bad/x\n", "line 2: this is not a package of conda"),
         ("explicit.txt", "@EXPLICIT\nhttps://example.com/x-1-0.conda\n", "not say which Python"),
     ],

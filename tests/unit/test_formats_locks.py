@@ -110,8 +110,10 @@ def test_the_environment_decides_between_the_packages_of_a_pylock():
             LINUX,
             "numpy is 2.4.6, and 2.0.2",
         ),
-        (PYLOCK.replace('lock-version = "1.0"', 'lock-version = "9.0"'), LINUX, "not a valid pylock.toml"),
-        (PYLOCK.replace('name = "idna"', 'name = "Idna"'), LINUX, "not a valid pylock.toml"),
+        *(
+            (PYLOCK.replace(f'{key} = "{old}"', f'{key} = "{new}"'), LINUX, "not a valid pylock.toml")
+            for key, old, new in (("lock-version", "1.0", "9.0"), ("name", "idna", "Idna"))
+        ),
         (PYLOCK[:-40], LINUX, "not TOML"),
         ("lock-version = '1.0'\nx=" + "[" * 100_000, LINUX, "nested too deeply"),
         ("lock-version = '1.0'\n" + "a." * 150 + "a = 1\n", LINUX, "a key without end"),

@@ -129,18 +129,21 @@ def test_a_requirements_file_is_whole_where_everything_has_hashes():
     assert not read("requirements.txt", hashed + unsafe, **PYTHON).source.complete
 
 
+INEXACT = "is not an exact version"
+
+
 def test_everything_that_is_not_exact_is_told_at_once_with_its_line():
     said = refusal("requirements.txt", "tensorflow>=2.10\nnumpy==1.24.*\nidna==3.20\nscipy\n", **PYTHON)
     assert "3 faults" in said
     for place in ("line 1: tensorflow>=2.10", "line 2: numpy==1.24.*", "line 4: scipy"):
-        assert f"{place} is not an exact version" in said
+        assert f"{place} {INEXACT}" in said
     assert "pip freeze --all" in said
     assert "idna" not in said
 
 
 def test_many_faults_are_told_in_part():
     said = refusal("requirements.txt", "\n".join(f"p{n}>1" for n in range(50)), **PYTHON)
-    assert said.count("is not an exact version") == 20
+    assert said.count(INEXACT) == 20
     assert "and 30 more" in said
 
 
@@ -154,9 +157,10 @@ def test_many_faults_are_told_in_part():
         ("idna==3\n--frobnicate\n", "line 2: this is not an option"),
         ("idna==${VERSION}\n", "line 1"),
         ("-r missing.txt\n", "line 1: there is no missing.txt"),
-        ("-r ../../etc/passwd\n", "is not in the folder of the record"),
-        ("-r /etc/passwd\n", "is not in the folder of the record"),
-        ("-r https://example.com/requirements.txt\n", "is not in the folder of the record"),
+        *(
+            (f"-r {it}\n", "is not in the folder of the record")
+            for it in ("../../etc/passwd", "/etc/passwd", "https://example.com/requirements.txt")
+        ),
         ("-r base.txt\n", "line 1 of base.txt: nope>1"),
         ("-c base.txt\nnope\n", "line 2: nope is not an exact version"),
         ("a==1; " + "(" * 3000, "line 1: this is not a requirement"),

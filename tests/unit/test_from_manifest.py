@@ -26,6 +26,7 @@ from tests.unit.loading import library
 from tests.unit.locking import installed
 
 TENSORFLOW = make_wheel("tensorflow-cpu", "2.15.1", tags=["cp311-cp311-manylinux_2_17_x86_64"], purelib=False)
+NOT_USED = "not using the registry's image of this environment: "
 CACHE_TAGS = ("team/model:layer-", "team/model:fact-", "team/model:stamped-", "team/model:sha256-")
 """Tags of what is shared through a repository, beside its images."""
 TOOL = make_wheel("tool", "1.0", entry_points={"console_scripts": {"tool": "tool:main"}})
@@ -201,7 +202,6 @@ def test_an_index_that_cannot_be_signed_moves_no_tag_of_it_or_of_its_images(both
             done = both.build(*PLATFORMS, *push, "--sign", key)
             assert registry.tags == {"team/model:v1": tagged}
             assert done.returncode == 14, done.stderr
-            assert "no tag was moved, and " in done.stderr
         registry.subjects = 0
         done = both.build(*PLATFORMS, *push, "--sign", key)
         assert done.returncode == 0, done.stderr
@@ -285,7 +285,7 @@ def test_an_image_of_the_environment_that_cannot_be_it_is_built_anew(site):
             repository.manifests[str(Digest.of(data))] = (repository.manifests[first["digest"]][0], data)
             repository.tags[tag] = str(Digest.of(data))
             again = site.build("--push", place, "--json")
-            assert "not using the registry's image of this environment: " in again.stderr
+            assert NOT_USED in again.stderr
             assert json.loads(again.stdout)["digest"] == first["digest"] == repository.tags[tag]
 
 
@@ -529,9 +529,10 @@ def test_a_wheel_with_another_hash_is_refused(site, index):
 
 
 def test_a_registry_that_is_down_ends_with_14_before_the_work(site):
-    done = site.build("--push", f"127.0.0.1:{closed_port()}/team/model", "--stamp", "model")
+    host = f"127.0.0.1:{closed_port()}"
+    done = site.build("--push", f"{host}/team/model", "--stamp", "model")
     assert done.returncode == 14, done.stderr
-    assert "cannot be reached" in done.stderr
+    assert host in done.stderr
     assert not any(name.startswith(("envbuild-out", "model/envbuild")) for name in site.files())
 
 
@@ -582,7 +583,7 @@ def test_options_that_cannot_be_meant_end_with_2(site, arguments, says):
 
 
 def test_an_index_that_is_down_ends_with_12(site):
-    done = site.build(UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}/simple")
+    done = site.build(UV_DEFAULT_INDEX=f"http://127.0.0.1:{closed_port()}/simple", UV_HTTP_RETRIES="0")
     assert done.returncode == 12, done.stderr
 
 
@@ -880,7 +881,7 @@ def test_a_registry_that_does_not_answer_the_question_is_pushed_to_all_the_same(
         registry.fail("GET", "manifests/env-", status=403)
         done = site.build("--push", f"{registry.host}/team/model:v1", "--json")
     assert done.returncode == 0, done.stderr
-    assert "not using the registry's image of this environment: " in done.stderr
+    assert NOT_USED in done.stderr
 
 
 def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):

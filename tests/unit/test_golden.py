@@ -58,21 +58,14 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ([[1], [2, 3]], "different lengths"),
-        ([[1], 2], "different lengths"),
-        ([1, "x"], "not an array of numbers"),
-        (["x"], "not an array of numbers"),
-        ([None], "not an array of numbers"),
-        ([True, 1], "not an array of numbers"),
-        ([{}], "not an array of numbers"),
-        (object(), "not an array of numbers"),
+        *((value, "different lengths") for value in ([[1], [2, 3]], [[1], 2])),
+        *((value, "not an array of numbers") for value in ([1, "x"], ["x"], [None], [True, 1], [{}], object())),
         ([1 << 64], "64 bits"),
         ([], "or none"),
         ([[]], "or none"),
         ({}, "1 to 100 arrays"),
         ({str(number): [1] for number in range(101)}, "1 to 100 arrays"),
-        ([0.0] * 131073, "take fewer rows"),
-        ([[0.0] * 1024] * 129, "take fewer rows"),
+        *((value, "take fewer rows") for value in ([0.0] * 131073, [[0.0] * 1024] * 129)),
     ],
 )
 def test_what_is_no_small_array_is_refused(value, reason):
@@ -141,26 +134,34 @@ def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
     assert (facts["inputs"][0]["dtype"], base64.b64decode(facts["inputs"][0]["data"])) == (dtype, data)
 
 
+NO_NUMBERS = [
+    npy("|O", (1,), pickle.dumps([1])),
+    npy("<U3", (1,), bytes(12)),
+    npy("<V2", (1,), bytes(2)),
+    npy([("a", "<f4")], (1,), bytes(4)),
+]
+NO_NPY = [
+    npy("<f4", (5,), bytes(16)),
+    npy("<f4", (-1, -4), bytes(16)),
+    npy("<f4", (-1,), b""),
+    npy("<f4", ("x",), bytes(16)),
+    npy("<f4", 4, bytes(16)),
+    npy("<f4", (1 << 70,), bytes(16)),
+    b"\x93NUMPY\1\0\xff\xff" + b"[" * 5000,
+    b"\x93NUMPY\1\0\x10\0__import__('os')",
+    b"",
+    ONE[:20],
+]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (npy("|O", (1,), pickle.dumps([1])), "use numbers"),
-        (npy("<U3", (1,), bytes(12)), "use numbers"),
-        (npy("<V2", (1,), bytes(2)), "use numbers"),
-        (npy([("a", "<f4")], (1,), bytes(4)), "use numbers"),
+        *((content, "use numbers") for content in NO_NUMBERS),
         (npy("<f4", (2, 2), bytes(16), fortran=True), "ascontiguousarray"),
-        (npy("<f4", (5,), bytes(16)), r"not a \.npy file"),
-        (npy("<f4", (-1, -4), bytes(16)), r"not a \.npy file"),
-        (npy("<f4", (-1,), b""), r"not a \.npy file"),
-        (npy("<f4", ("x",), bytes(16)), r"not a \.npy file"),
-        (npy("<f4", 4, bytes(16)), r"not a \.npy file"),
-        (npy("<f4", (1 << 70,), bytes(16)), r"not a \.npy file"),
         (npy("<f8", (131073,), bytes(8 * 131073)), "take fewer rows"),
         (npy("<f8", (1 << 20,), bytes(8 << 20)), "more than is ever read|longer"),
-        (b"\x93NUMPY\1\0\xff\xff" + b"[" * 5000, r"not a \.npy file"),
-        (b"\x93NUMPY\1\0\x10\0__import__('os')", r"not a \.npy file"),
-        (b"", r"not a \.npy file"),
-        (ONE[:20], r"not a \.npy file"),
+        *((content, r"not a \.npy file") for content in NO_NPY),
     ],
 )
 def test_an_npy_file_that_is_none_is_refused(tmp_path, content, reason):

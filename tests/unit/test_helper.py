@@ -19,13 +19,13 @@ import pytest
 from envbuild.errors import WheelError
 from envbuild.image.layers import helper, maker
 from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import AbandonedError, GrowingBlob
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.wheel.install import Scheme
 from tests.fakes.wheels import make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import built, tree
 
 LARGE: dict[str, str | bytes] = {
@@ -152,7 +152,7 @@ def test_one_core_has_no_use_for_another_process(answers, tmp_path, monkeypatch)
 def test_a_heavy_layer_can_be_followed_while_it_is_written(alone, answers, tmp_path, monkeypatch, program):
     monkeypatch.setattr(helper, "_START", program)
     with Followers() as followers:
-        result = built(tmp_path, *WHEELS, begun=followers.follow)
+        result = built(tmp_path, *WHEELS, on_start=followers.follow)
     assert result.image.digest == alone.image.digest
     [(blob, data)] = followers.read()
     assert blob.label == "large 1"
@@ -174,7 +174,7 @@ def test_nobody_follows_a_layer_whose_wheel_is_still_on_its_way(tmp_path, monkey
         return path(self, wheel)
 
     monkeypatch.setattr(WheelFiles, "path", arriving)
-    built(tmp_path, WHEELS[0], begun=lambda blob: happened.append(f"{blob.label} begun"))
+    built(tmp_path, WHEELS[0], on_start=lambda blob: happened.append(f"{blob.label} begun"))
     assert happened[:2] == ["large came", "large 1 begun"]
 
 
@@ -184,7 +184,7 @@ def test_a_layer_that_cannot_be_written_is_abandoned(answers, tmp_path):
     broken = replace(wheel, data=wheel.data[:middle] + bytes(9) + wheel.data[middle + 9 :])
     with Followers() as followers:
         with pytest.raises(WheelError):
-            built(tmp_path, broken, begun=followers.follow)
+            built(tmp_path, broken, on_start=followers.follow)
         [(blob, data)] = followers.read()
     assert (blob.descriptor, data) == (None, b"")
 
@@ -232,8 +232,7 @@ def test_a_second_layer_does_not_wait_for_the_first(tmp_path, monkeypatch):
     monkeypatch.setattr(helper, "_CORES", 2)
     other = Helper()
     other.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(other, "_send", lambda _task: other.write(task_of(tmp_path)))
+    with other._busy:
         assert other.write(task_of(tmp_path)) is None
     other.close()
 
@@ -245,7 +244,7 @@ def test_closed_it_is_gone_and_can_be_started_again(tmp_path, monkeypatch):
         other.start()
         process = other._process
         assert process
-        assert other.write(task) == helper.written(task)
+        assert other.write(task) == helper.write_task(task)
         other.close()
         assert process.returncode is not None
         assert other.write(task) is None
@@ -269,13 +268,15 @@ def test_it_answers_until_its_input_ends(tmp_path):
     with asked(helper._START, task) as process:
         assert process.stdin
         assert process.stdout
-        assert pickle.load(process.stdout) == helper.written(task)
+        assert pickle.load(process.stdout) == helper.write_task(task)
         process.stdin.close()
         assert process.wait(60) == 0
 
 
 def test_it_ends_with_the_process_that_asks_in_the_middle_of_a_layer(tmp_path):
-    slow = "from envbuild.image.layers import helper; helper.written = lambda task: (print('at it'), time.sleep(600))"
+    slow = (
+        "from envbuild.image.layers import helper; helper.write_task = lambda task: (print('at it'), time.sleep(600))"
+    )
     start = f"import sys, time; sys.path[:] = sys.argv[1:]; {slow}; helper.main()"
     began = time.monotonic()
     with asked(start, task_of(tmp_path)) as process:
@@ -303,6 +304,6 @@ def task_of(folder: Path) -> Task:
     path.write_bytes(wheel.data)
     layer.touch()
     file = LocalWheel(
-        path=path, filename=wheel.filename, sha256=Digest.of(wheel.data), size=len(wheel.data), proving=True
+        path=path, filename=wheel.filename, sha256=Digest.of(wheel.data), size=len(wheel.data), verify_record=True
     )
     return Task(scheme=Scheme(prefix="/opt/env", python_minor="3.11"), wheels=[file], file=str(layer))

@@ -72,7 +72,7 @@ def test_a_hash_of_record_that_is_wrong_is_not_taken_for_true(tmp_path):
     for text, true in ((told, False), (record_line("hostile.py", SOURCE), True)):
         (tmp_path / FILENAME).write_bytes(archive(parts(record=text)))
         with WheelArchive(tmp_path / FILENAME, FILENAME) as wheel, ThreadPoolExecutor(1) as pool:
-            wheel.proving = True
+            wheel.verify_record = True
             files = [LayerFile(file, wheel) for file in installed_files(wheel, SCHEME)]
             write_layer(io.BytesIO(), SCHEME.prefix, files, pool)
             assert ("hostile.py" in wheel.verified_members) == true

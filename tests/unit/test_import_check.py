@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.build.builder import is_proven
+from envbuild.build.builder import is_as_in_run
 from envbuild.build.imports import imported_distributions
 from envbuild.errors import UsageError, VerifyError
 from envbuild.files import data_folder
 from envbuild.lock.dependencies import Conflict
 from envbuild.lock.identity import Identity, Proof
 from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.lock.run import LockedRun
+from envbuild.lock.run import LockResult
 from envbuild.manifest.model import Source
 from envbuild.match.match import match
 from envbuild.match.profiles import load_profiles
@@ -172,7 +172,7 @@ RUN = ran("tensorflow", "tensorflow", "2.15.1", ("numpy", "1.26.4"), ("six", "1.
 INCOMPLETE = replace(RUN, source=Source(format="requirements", complete=False))
 
 
-def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=(), **more) -> LockedRun:
+def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=(), **more) -> LockResult:
     found = [
         LockedWheel(
             name=name, version=version, filename=f"{name}-{version}-py3-none-any.whl", size=1,
@@ -182,16 +182,16 @@ def locked(*pins: tuple[str, str], wheels: Mapping[str, Path] = {}, identical=()
     ]  # fmt: skip
     proof = Proof(identities=tuple(Identity(name=name, version="1", outcome="identical") for name in identical))
     target = Target(python="3.11.2", machine="x86_64", glibc="2.36")
-    return LockedRun(lock=Lock(target=target, wheels=tuple(found)), proof=proof, **more)
+    return LockResult(lock=Lock(target=target, wheels=tuple(found)), proof=proof, **more)
 
 
 def test_only_a_complete_record_whose_every_wheel_is_the_runs_is_proven():
     pins = (("numpy", "1.26.4"), ("six", "1.17.0"))
-    assert is_proven(RUN, locked(*pins, identical=("numpy", "six")))
-    assert not is_proven(RUN, locked(*pins, identical=("numpy",)))
-    assert not is_proven(RUN, locked(*pins, ("swapped", "1"), identical=("numpy", "six")))
-    assert not is_proven(INCOMPLETE, locked(*pins, identical=("numpy", "six")))
-    assert not is_proven(RUN, locked(*pins, identical=("numpy", "six"), left_out=(("scipy", "by hand"),)))
+    assert is_as_in_run(RUN, locked(*pins, identical=("numpy", "six")))
+    assert not is_as_in_run(RUN, locked(*pins, identical=("numpy",)))
+    assert not is_as_in_run(RUN, locked(*pins, ("swapped", "1"), identical=("numpy", "six")))
+    assert not is_as_in_run(INCOMPLETE, locked(*pins, identical=("numpy", "six")))
+    assert not is_as_in_run(RUN, locked(*pins, identical=("numpy", "six"), left_out=(("scipy", "by hand"),)))
 
 
 def test_what_was_asked_for_by_name_is_imported_and_the_framework():

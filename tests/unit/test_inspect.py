@@ -6,6 +6,7 @@ import pytest
 
 from envbuild.cli.commands import run
 from envbuild.stamp.history import changes, read_history
+from tests.unit.attesting import NO_STAMP
 from tests.unit.test_stamp import InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
 ALL = (("train", b"one"), ("serve", b"two"), ("train", b"three"))
@@ -92,5 +93,5 @@ def test_without_a_stamp_it_says_how_to_make_one(tmp_path, capsys, where):
     assert run(["inspect", str(tmp_path / "model") if where == "bare" else str(tmp_path / where)]) == 15
     said = capsys.readouterr()
     assert said.out == ""
-    assert ("has no stamp" if where == "bare" else "there is no model") in said.err
+    assert (NO_STAMP if where == "bare" else "there is no model") in said.err
     assert "do:" in said.err

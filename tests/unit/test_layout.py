@@ -179,11 +179,13 @@ def test_a_layer_with_other_content_fails_the_one_who_reads_it_to_its_end(tmp_pa
     assert caught.value.where == str(path)
     for cut in (data[:-1], data + b"x"):
         path.write_bytes(cut)
-        with layer.open() as file, pytest.raises(BaseError, match="other content"):
+        with layer.open() as file, pytest.raises(BaseError) as caught:
             file.read()
+        assert caught.value.where == str(path)
     path.unlink()
-    with pytest.raises(BaseError, match="cannot be read"):
+    with pytest.raises(BaseError) as caught:
         layer.open()
+    assert caught.value.where == str(path)
 
 
 def test_whoever_fails_over_damaged_bytes_before_their_end_hears_where_they_lie(tmp_path):
@@ -192,7 +194,7 @@ def test_whoever_fails_over_damaged_bytes_before_their_end_hears_where_they_lie(
     path = tmp_path / "blobs/sha256" / image.layers[0].descriptor.digest.hex
     data = path.read_bytes()
     change(path, b"no gzip at all" + data[14:])
-    with pytest.raises(BaseError, match="other content") as caught:
+    with pytest.raises(BaseError) as caught:
         read_tree(image, "a base")
     assert caught.value.where == str(path)
     change(path, data)
@@ -267,8 +269,9 @@ def test_broken_layouts_are_refused_in_words(damage, why, tmp_path):
 def test_a_file_is_no_layout(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "absent", tmp_path):
-        with pytest.raises(BaseError, match="cannot be read"):
+        with pytest.raises(BaseError) as caught:
             read_layout(path, machine="x86_64")
+        assert caught.value.where == str(path)
 
 
 JSON = st.recursive(

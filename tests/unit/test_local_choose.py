@@ -8,7 +8,7 @@ import pytest
 from envbuild.errors import StampError
 from envbuild.local.machine import choose
 from envbuild.local.model import Machine, Subject
-from envbuild.local.subject import Building, order_of, subject_of_image
+from envbuild.local.subject import Building, build_request_of, subject_of_image
 from envbuild.manifest.hardware import Accelerator, Gpu
 from envbuild.verify.sources import Side
 from tests.unit.choosing import LAPTOP, MAC, ON_CPU, WORKSTATION, engine, image, nvidia, of_run, stamped
@@ -147,7 +147,7 @@ def test_an_image_runs_as_it_is_with_the_gpus_that_it_can_have(subject, machine,
 
 def test_a_variant_that_is_not_stamped_is_locked_as_the_one_that_is():
     subject = stamped(GPU)
-    lock = replace(subject.locks[GPU.slot], dropped=("tool",), exclude_newer="2023-01-01T23:59:59Z")
+    lock = replace(subject.locks[GPU.slot], dropped=("tool",), as_of="2023-01-01T23:59:59Z")
     subject = replace(subject, locks={GPU.slot: lock}, manifest_bytes=b"{}")
-    order = order_of(subject, choose(subject, LAPTOP, "auto"), Building(cache=Path("cache")), Path("out"))
-    assert (order.variant, order.drop, order.exclude_newer) == ("cpu", lock.dropped, lock.exclude_newer)
+    order = build_request_of(subject, choose(subject, LAPTOP, "auto"), Building(cache=Path("cache")), Path("out"))
+    assert (order.variant, order.drop, order.as_of) == ("cpu", lock.dropped, lock.as_of)

@@ -17,6 +17,7 @@ from envbuild.stamp.record import manifest_name
 from envbuild.stamp.stamping import stamp
 from envbuild.verify.sources import Side
 from envbuild.verify.sources.model import read_model
+from tests.unit.attesting import NO_STAMP, REPLACED
 from tests.unit.choosing import CUDA, ON_CPU, RUN, image, lock, of_run, stamped
 from tests.unit.modelling import MODELS
 
@@ -63,12 +64,12 @@ def test_a_damaged_copy_of_the_manifest_is_none(model):
 
 
 def test_a_model_without_a_stamp_or_with_that_of_another_is_refused(model):
-    with pytest.raises(StampError, match="has no stamp") as refused:
+    with pytest.raises(StampError, match=NO_STAMP) as refused:
         subject_of_model(read_model(str(model)))
     assert "--stamp MODEL" in refused.value.todo
     put_stamp(model)
     (model / "saved_model.pb").write_bytes(b"another model")
-    with pytest.raises(StampError, match="was replaced after it was stamped") as refused:
+    with pytest.raises(StampError, match=REPLACED) as refused:
         subject_of_model(read_model(str(model)))
     assert "--stamp MODEL" in refused.value.todo
 

@@ -14,7 +14,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch
-from envbuild.lock.formats import read_held, write_lock
+from envbuild.lock.formats import read_existing_lock, write_lock
 from envbuild.lock.run import lock_run
 from envbuild.lock.settings import read_settings, uv_program
 from envbuild.manifest.packages import Distribution, Origin
@@ -99,7 +99,7 @@ def thing(**origin) -> Distribution:
 
 
 def locked(tmp_path: Path, *run: Distribution, build: bool = True, target=HERE, cache: str = "a"):
-    return lock_run(("my-thing==1.0", "pure==1.0"), target, run, options(tmp_path / cache, build=build))
+    return lock_run(("my-thing==1.0", "pure==1.0"), target, run, options(tmp_path / cache, build_from_source=build))
 
 
 def refused(tmp_path: Path, *run: Distribution, **more) -> str:
@@ -221,7 +221,7 @@ def test_offline_only_repositories_of_this_machine_are_built(tmp_path):
     (house / wheel.filename).write_bytes(wheel.data)
     for address, works in (((tmp_path / "repo").as_uri(), True), ("https://git.invalid/thing", False)):
         vcs = thing(kind="vcs", url=address, commit=commit)
-        more = options(tmp_path, build=True, settings=read_settings([house], offline=True))
+        more = options(tmp_path, build_from_source=True, settings=read_settings([house], offline=True))
         if works:
             assert lock_run(("my-thing==1.0", "pure==1.0"), HERE, [vcs], more).built
         else:
@@ -232,7 +232,7 @@ def test_offline_only_repositories_of_this_machine_are_built(tmp_path):
 def test_nothing_is_built_where_something_else_cannot_be_had(tmp_path, index: FakeIndex):
     index.add(sdist(project()))
     with pytest.raises(LockError, match="2 distributions cannot be locked"):
-        lock_run(("my-thing==1.0", "absent==1"), HERE, (), options(tmp_path, build=True))
+        lock_run(("my-thing==1.0", "absent==1"), HERE, (), options(tmp_path, build_from_source=True))
     assert not (tmp_path / "cache/built").exists()
 
 
@@ -250,7 +250,7 @@ def test_built_wheels_are_kept_with_the_lock_which_then_serves_elsewhere(tmp_pat
     assert pylock["tool"]["envbuild"]["built"] == dict(run.built)
     assert str(tmp_path) not in (out / "pylock.toml").read_text() + (out / "requirements.txt").read_text()
     moved = out.rename(tmp_path / "another machine")
-    held = read_held(moved)
+    held = read_existing_lock(moved)
     assert held is not None
     assert held.wheels[0].sha256 == wheel.sha256
     found = {it.name: path.read_bytes() for it, path in fetch(held.wheels, tmp_path / "other cache")}

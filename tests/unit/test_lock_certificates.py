@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from envbuild.errors import LockError, UsageError
-from envbuild.lock.index import check_bundle, make_client, trusted
+from envbuild.lock.index import check_bundle, make_client, trust_context
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
 from envbuild.lock.settings import IndexSettings
 from tests.fakes.index import serving
@@ -105,7 +105,7 @@ def test_a_bundle_without_certificates_is_refused_up_front(ours, tmp_path):
 
 def test_a_bundle_that_is_bad_later_is_named_by_its_option(ours):
     with pytest.raises(LockError, match="the CA bundle cannot be read") as caught:
-        trusted(IndexSettings(default=None, ca_bundle=str(ours.key)))
+        trust_context(IndexSettings(default=None, ca_bundle=str(ours.key)))
     assert caught.value.where == f"--ca-bundle {ours.key}"
     assert "SSL_CERT_FILE" not in str(caught.value)
 

@@ -9,8 +9,8 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.formats import read_pylock
-from envbuild.lock.model import Lock, Resolver
-from envbuild.lock.resolvers import PipToolsResolver, UvResolver
+from envbuild.lock.model import Lock
+from envbuild.lock.resolvers import PipToolsResolver, Resolver, UvResolver
 from envbuild.lock.run import Options, lock_run
 from envbuild.lock.settings import read_settings
 from envbuild.match.stack import Gaps
@@ -59,7 +59,7 @@ def versions(locked: Lock) -> dict[str, str]:
 def test_what_is_added_fits_the_record_s_pins(index: FakeIndex, resolver: Resolver):
     found = resolver.resolve(("flow==2.12", "num==1.23"), HERE, Gaps())
     assert versions(found) == {"flow": "2.12", "num": "1.23", "jaxx": "0.5", "scipyy": "1.11", "once": "1.0"}
-    assert found.remarks == ()
+    assert found.date_warnings == ()
 
 
 def test_a_contradiction_of_two_pins_frees_nothing_else(index: FakeIndex):
@@ -105,7 +105,7 @@ def test_a_date_decides_what_is_added_and_no_pin(index: FakeIndex, resolver: Res
     gaps = Gaps(before="2022-01-01T00:00:00Z")
     found = resolver.resolve(("flow==2.12", "num==1.23"), HERE, gaps)
     assert versions(found) == {"flow": "2.12", "num": "1.23", "jaxx": "0.4", "scipyy": "1.10", "once": "1.0"}
-    assert found.remarks == ()
+    assert found.date_warnings == ()
 
 
 def test_a_pin_may_be_younger_than_the_date(index: FakeIndex):
@@ -116,14 +116,14 @@ def test_a_pin_may_be_younger_than_the_date(index: FakeIndex):
 def test_contradictions_are_overridden_as_of_the_date(index: FakeIndex):
     found = UvResolver().resolve(("flow==2.12", "num==1.24"), HERE, Gaps(before="2022-01-01T00:00:00Z"))
     assert versions(found) == {"flow": "2.12", "num": "1.24", "jaxx": "0.4", "scipyy": "1.10", "once": "1.0"}
-    assert found.remarks == ()
+    assert found.date_warnings == ()
 
 
 @BOTH
 def test_the_next_date_that_has_wheels_is_taken_and_said(index: FakeIndex, resolver: Resolver):
     found = resolver.resolve(("late==1.0",), HERE, Gaps(before="2022-12-01T00:00:00Z"))
     assert versions(found) == {"late": "1.0", "sourced": "1.5"}
-    [remark] = found.remarks
+    [remark] = found.date_warnings
     assert "before 2022-12-01T00:00:00Z" in remark
     assert "before 2023-03-31T00:00:00Z" in remark
 
@@ -141,7 +141,7 @@ def test_an_index_that_knows_no_dates_is_named(index: FakeIndex, resolver: Resol
     index.dated.clear()
     found = resolver.resolve(("flow==2.12", "num==1.23"), HERE, Gaps(before="2022-01-01T00:00:00Z"))
     assert versions(found)["scipyy"] == "1.11"
-    [remark] = found.remarks
+    [remark] = found.date_warnings
     assert "does not say when files were uploaded" in remark
 
 
@@ -217,7 +217,7 @@ def test_a_date_that_has_to_be_moved_is_a_warning_and_is_shown_as_it_was_given(m
 def test_the_lock_keeps_as_of_when_it_was_completed(model: Model, options, kept):
     model.added(*options)
     data = (model.folder.parent / "lock" / "pylock.toml").read_bytes()
-    assert read_pylock(data, "pylock.toml").exclude_newer == kept
+    assert read_pylock(data, "pylock.toml").as_of == kept
 
 
 def test_what_is_no_date_is_refused(model: Model):

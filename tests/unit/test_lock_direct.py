@@ -10,7 +10,7 @@ import pytest
 from envbuild.errors import LockError
 from envbuild.lock.formats import pylock_text, read_pylock, requirements_text
 from envbuild.lock.model import Target
-from envbuild.lock.run import LockedRun, lock_above, lock_run
+from envbuild.lock.run import LockResult, lock_above, lock_run
 from envbuild.lock.settings import IndexSettings
 from envbuild.lock.sources import fetch_direct
 from envbuild.manifest.packages import Distribution, Origin
@@ -52,7 +52,7 @@ def from_address(server: FakeIndex, sha256: str | None = OURS.sha256, wheel=OURS
     return Distribution(name="tool", version="1.0", origin=origin)
 
 
-def locked(folder: Path, distribution: Distribution, gaps: Gaps | None = None, target=TARGET, **more) -> LockedRun:
+def locked(folder: Path, distribution: Distribution, gaps: Gaps | None = None, target=TARGET, **more) -> LockResult:
     return lock_run(("tool==1.0",), target, [distribution], options(folder, **more), gaps)
 
 

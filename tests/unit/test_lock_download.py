@@ -13,6 +13,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.oci.digest import Digest
 from envbuild.report import SilentReporter
+from envbuild.retry import Retry
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving, wait_until
 from tests.fakes.wheels import FakeWheel, make_wheel
 
@@ -74,7 +75,7 @@ def test_other_bytes_are_refused_with_both_digests_and_nothing_is_left(tmp_path)
     with serving(SMALL) as index:
         wheels = entries(index, SMALL)
         index.files[SMALL.filename] = other.data
-        with pytest.raises(LockError, match="does not match") as caught:
+        with pytest.raises(LockError) as caught:
             list(fetch(wheels, tmp_path, settings=settings(index)))
     assert SMALL.sha256 in str(caught.value)
     assert other.sha256 in str(caught.value)
@@ -89,12 +90,13 @@ def test_a_file_that_is_longer_than_locked_is_not_read_to_its_end(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_two_server_errors_are_survived_and_retry_after_is_honoured(tmp_path):
+def test_two_server_errors_are_survived_and_retry_after_is_honoured(tmp_path, monkeypatch):
+    monkeypatch.setattr("envbuild.lock.index.RETRY", Retry(first=0.2))
     with serving(SMALL) as index:
         index.fail(path_of(SMALL), Fault(status=500, headers=(("Retry-After", "0"),)), Fault(status=503))
         begun = time.monotonic()
         [(_, path)] = fetch(entries(index, SMALL), tmp_path, settings=settings(index))
-        assert 1.1 < time.monotonic() - begun < 4
+        assert 0.4 < time.monotonic() - begun < 4
     assert path.read_bytes() == SMALL.data
 
 
@@ -119,7 +121,7 @@ def test_a_download_that_breaks_off_goes_on(tmp_path, ranges):
 def test_an_index_that_is_down_is_named_without_its_password(tmp_path):
     port = closed_port()
     wheel = locked(SMALL, f"http://user:pa55@127.0.0.1:{port}/files/{SMALL.filename}")
-    with pytest.raises(LockError, match="could not be reached") as caught:
+    with pytest.raises(LockError) as caught:
         list(fetch([wheel], tmp_path, settings=IndexSettings(default=None)))
     assert str(port) in caught.value.where
     assert "pa55" not in str(caught.value)
@@ -160,8 +162,9 @@ def test_wheels_in_a_folder_are_copied_and_verified(tmp_path):
     [(_, path)] = fetch([wheel], tmp_path / "cache")
     assert path.read_bytes() == SMALL.data
     source.unlink()
-    with pytest.raises(LockError, match="cannot be read"):
+    with pytest.raises(LockError) as caught:
         list(fetch([wheel], tmp_path / "other"))
+    assert caught.value.where == str(source)
 
 
 def test_the_first_failure_stops_a_stalled_download_at_once(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock.run import lock_above, lock_run, useless
+from envbuild.lock.run import find_unused, lock_above, lock_run
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import TARGET, forget_settings, options
@@ -55,7 +55,7 @@ def test_both_sides_are_named_where_one_has_to_move(below, tmp_path):
 def test_what_adds_nothing_is_said(below, tmp_path):
     wanted = ["page[Dark_Mode,high-res]", "board; sys_platform == 'win32'", "book[old]", "numbers"]
     above = lock_above(wanted, below, options(tmp_path))
-    assert list(useless(wanted, below, above, options(tmp_path))) == [
+    assert list(find_unused(wanted, below, above, options(tmp_path))) == [
         "page 1.0 has no extra high-res: page[Dark_Mode,high-res] adds nothing for it",
         'board; sys_platform == "win32" adds nothing: its marker does not hold in this image',
         "book 1.0 has no extra old: book[old] adds nothing for it",

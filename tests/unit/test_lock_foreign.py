@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import LockError
-from envbuild.lock.run import LockedRun, lock_run
+from envbuild.lock.run import LockResult, lock_run
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.locking import TARGET, forget_settings, options
@@ -29,7 +29,7 @@ def index(monkeypatch, tmp_path):
         yield served
 
 
-def locked(folder: Path, system: str | None, *requirements: str) -> LockedRun:
+def locked(folder: Path, system: str | None, *requirements: str) -> LockResult:
     return lock_run(requirements or ("gadget==1.0", "pure==1.0"), TARGET, (), options(folder, system=system))
 
 

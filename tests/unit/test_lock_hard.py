@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.download import fetch
-from envbuild.lock.formats import read_held, requirements_text, write_lock, write_wheelhouse
+from envbuild.lock.formats import read_existing_lock, requirements_text, write_lock, write_wheelhouse
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Target
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
@@ -226,7 +226,7 @@ def test_the_first_index_that_has_a_project_wins(index: FakeIndex, monkeypatch):
 @pytest.mark.parametrize("resolver", [UvResolver, PipToolsResolver])
 def test_a_folder_and_an_index_with_other_bytes_under_one_name_are_refused(index: FakeIndex, tmp_path, resolver):
     settings = read_settings([put(tmp_path / "folder", STRANGER)])
-    with pytest.raises(LockError, match="find out which is right"):
+    with pytest.raises(LockError, match=STRANGER.sha256):
         resolver(settings=settings).resolve(("pure==1.0",), HERE)
 
 
@@ -243,7 +243,7 @@ def test_a_file_that_changed_since_it_was_locked_is_refused(index: FakeIndex, tm
     write_lock(tmp_path / "out", run)
     index.pages["pure"].clear()
     index.add(STRANGER)
-    held = read_held(tmp_path / "out")
+    held = read_existing_lock(tmp_path / "out")
     assert held == run.lock
     with pytest.raises(LockError, match="not what they were when they were locked") as caught:
         refuse_changed(held, resolve("pure==1.0"), "out")
@@ -262,7 +262,7 @@ def test_changed_bytes_behind_an_unchanged_page_are_refused(index: FakeIndex, tm
 
 def test_a_lock_serves_a_machine_with_an_empty_cache(index: FakeIndex, tmp_path):
     write_lock(tmp_path / "out", lock_run(("pure==1.0",), TARGET, (), options(tmp_path)))
-    held = read_held(tmp_path / "out")
+    held = read_existing_lock(tmp_path / "out")
     assert held is not None
     [(_, path)] = fetch(held.wheels, tmp_path / "empty")
     assert path.read_bytes() == PURE.data
@@ -272,7 +272,7 @@ def test_a_lock_serves_a_machine_with_an_empty_cache(index: FakeIndex, tmp_path)
 def test_another_tool_s_lock_is_not_written_over(tmp_path, text):
     (tmp_path / "pylock.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(LockError, match="the folder has another lock"):
-        read_held(tmp_path)
+        read_existing_lock(tmp_path)
 
 
 # passwords
@@ -371,6 +371,14 @@ def test_broken_settings_of_pip_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "broken.conf"))
     with pytest.raises(LockError, match="pip's settings cannot be read"):
         read_settings()
+
+
+def test_broken_settings_of_uv_are_named(tmp_path):
+    config = tmp_path / "XDG_CONFIG_HOME/uv/uv.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("find-links = 1\n")
+    with pytest.raises(LockError, match="uv's settings cannot be read"):
+        UvResolver(settings=read_settings())
 
 
 def test_offline_not_even_the_pages_of_uv_s_own_settings_are_asked(index: FakeIndex, tmp_path):

@@ -7,7 +7,7 @@ from envbuild.lock.download import fetch
 from envbuild.lock.formats import pylock_text
 from envbuild.lock.index import files_of, make_client, parse_page
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, without_credentials
+from envbuild.lock.settings import IndexSettings, bare_url, page_url, read_settings, without_credentials
 from tests.fakes.index import closed_port, serving
 from tests.fakes.wheels import make_wheel
 from tests.unit.locking import HERE, TARGET, forget_settings
@@ -20,6 +20,7 @@ PURE = make_wheel("pure", "1.0")
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch, tmp_path):
     forget_settings(monkeypatch, tmp_path)
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def index():
 
 def test_the_query_stays_behind_the_path():
     login = f"https://u:{SECRET}@example.com/simple"
-    assert asked_url(f"{login}/?{QUERY}#x", "jax") == f"https://example.com/simple/jax/?{QUERY}"
-    assert asked_url(login, "jax") == "https://example.com/simple/jax/"
-    assert asked_url(f"{login}/page.html?{QUERY}") == f"https://example.com/simple/page.html?{QUERY}"
+    assert page_url(f"{login}/?{QUERY}#x", "jax") == f"https://example.com/simple/jax/?{QUERY}"
+    assert page_url(login, "jax") == "https://example.com/simple/jax/"
+    assert page_url(f"{login}/page.html?{QUERY}") == f"https://example.com/simple/page.html?{QUERY}"
 
 
 def test_addresses_are_shown_without_their_query():

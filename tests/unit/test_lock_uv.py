@@ -127,7 +127,8 @@ def test_what_is_no_requirement_never_reaches_the_resolver(text):
     assert "not a requirement" in refusal(text)
 
 
-def test_an_index_that_is_down_is_said_to_be_down():
+def test_an_index_that_is_down_is_said_to_be_down(monkeypatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     assert "could not be reached" in refusal("pure==1.0")
 
 

@@ -169,27 +169,27 @@ def test_a_byte_order_mark_is_no_fault():
     assert read_manifest(b"\xef\xbb\xbf" + bytes_of(), "x") == read_manifest(bytes_of(), "x")
 
 
+NO_JSON = [
+    b"",
+    b" \n\t",
+    b"\x80\x02}q",
+    b'{"a": "\xff"}',
+    b"PK",
+    b'{"a": 1,\n "b" 2}',
+    b'{"a": ' + b"9" * 5000 + b"}",
+]
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "not JSON"),
-        (b" \n\t", "not JSON"),
-        (b"\x80\x02}q", "not JSON"),
-        (b'{"a": "\xff"}', "not JSON"),
-        (b"PK", "not JSON"),
-        (b'{"a": 1,\n "b" 2}', "not JSON"),
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"a":' * 200_000, "nested too deeply"),
+        *((text, "not JSON") for text in NO_JSON),
+        *((text * 200_000, "nested too deeply") for text in (b"[", b'{"a":')),
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "the key 'c' stands twice"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b"[]", "not a JSON object"),
-        (b"null", "not a JSON object"),
-        (b"1.5", "not a JSON object"),
-        (b"{}", "not a training manifest"),
-        (b'{"schema_version": 1}', "not a training manifest"),
-        (b'{"schema_version": "1"}', "not a training manifest"),
+        *((text, "not a JSON object") for text in (b"[]", b"null", b"1.5")),
+        *((text, "not a training manifest") for text in (b"{}", b'{"schema_version": 1}', b'{"schema_version": "1"}')),
         (b'{"schema_version": "2.0"}', "has schema 2.0, and this envbuild reads 1.1"),
     ],
 )

@@ -24,6 +24,7 @@ from envbuild.match.stack import Stack
 from envbuild.recipe import PREFIX
 
 PROFILES = load_profiles(data_folder("profiles"))
+NO_CUDA = "no CUDA build"
 # Older ones have neither CUDA wheels nor a known base, and some no `tensorflow-cpu`.
 RELEASES = tuple(it for it in PROFILES.frameworks[0].releases if it.version >= Version("2.5"))
 VARIANTS: tuple[Literal["gpu", "cpu"], ...] = ("gpu", "cpu")
@@ -198,8 +199,8 @@ def test_site_packages_lie_where_the_recipe_puts_them():
         (manifest(framework=("tensorflow-gpu", "2.10.1"), python="3.10.2"), "gpu", "tensorflow-gpu"),
         (manifest(framework=("tensorflow", "2.15.1")), "cpu", "no GPU"),
         (manifest(("nvidia-nccl-cu12", "2.19"), framework=("tensorflow", "2.15.1")), "cpu", "no GPU"),
-        (manifest(framework=("tensorflow-cpu", "2.15.1"), gpus=("A100",)), "cpu", "no CUDA build"),
-        (manifest(framework=("tensorflow", "2.16.1"), gpus=("GH200",), machine="aarch64"), "cpu", "no CUDA build"),
+        (manifest(framework=("tensorflow-cpu", "2.15.1"), gpus=("A100",)), "cpu", NO_CUDA),
+        (manifest(framework=("tensorflow", "2.16.1"), gpus=("GH200",), machine="aarch64"), "cpu", NO_CUDA),
     ],
 )
 def test_auto_takes_what_the_run_could_use(run, variant, reason):
@@ -378,7 +379,7 @@ def test_whether_there_was_a_gpu_is_asked_where_nothing_tells():
     [
         (manifest(("nvidia-cudnn-cu12", "8.9.4.25"), framework=("tensorflow", "2.15.1")), "gpu", "CUDA from wheels"),
         (manifest(framework=("tensorflow-gpu", "2.10.1"), python="3.10.2"), "gpu", "tensorflow-gpu"),
-        (manifest(framework=("tensorflow-cpu", "2.15.1")), "cpu", "no CUDA build"),
+        (manifest(framework=("tensorflow-cpu", "2.15.1")), "cpu", NO_CUDA),
     ],
 )
 def test_the_distributions_of_a_record_tell_the_variant_where_they_can(run, variant, says):
@@ -508,8 +509,8 @@ def test_a_date_counts_to_its_end_and_what_is_none_is_refused_at_the_call():
         ("none", None),
         (None, "2026-01-01T00:00:00Z"),
     ):
-        gaps = match(run, PROFILES, exclude_newer=given_as).gaps
+        gaps = match(run, PROFILES, as_of=given_as).gaps
         assert gaps is not None
         assert gaps.before == moment
     with pytest.raises(UsageError, match="--exclude-newer yesterday"):
-        match(run, PROFILES, exclude_newer="yesterday")
+        match(run, PROFILES, as_of="yesterday")

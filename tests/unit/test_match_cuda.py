@@ -110,7 +110,7 @@ def test_the_source_can_be_asked_for_and_there_is_only_ever_one():
         match(tensorflow("2.4.0", python="3.8.10"), PROFILES, "gpu", cuda_source="wheels")
     with pytest.raises(MatchError, match="no image with it is known"):
         match(tensorflow("2.15.1"), PROFILES, "gpu", cuda_source="base")
-    with pytest.raises(MatchError, match="the cpu variant has no CUDA"):
+    with pytest.raises(MatchError, match="cpu variant"):
         match(tensorflow("2.15.1"), PROFILES, "cpu", cuda_source="base")
 
 
@@ -413,8 +413,7 @@ def test_an_override_can_choose_the_source(version, given, source, cuda):
         ("2.15.1", "gpu", {"cudnn": "8.8.1.3"}, "takes 8.9 or a later one of the same major version"),
         ("2.15.1", "gpu", {"cudnn": "9.1.0.70"}, "takes 8.9 or a later one"),
         ("2.8.0", "gpu", {"cuda": "11.2", "cudnn": "8.1.1.33"}, "cuDNN comes with the base"),
-        ("2.15.1", "cpu", {"cuda": "12.2"}, "the cpu variant has no CUDA"),
-        ("2.15.1", "cpu", {"driver_minimum": "535"}, "the cpu variant has no CUDA"),
+        *(("2.15.1", "cpu", it, "the cpu variant has no CUDA") for it in ({"cuda": "12.2"}, {"driver_minimum": "535"})),
         ("2.15.1", "gpu", {"python": "3.12.1"}, "not for 3.12"),
     ],
 )  # fmt: skip
@@ -433,7 +432,7 @@ def test_an_override_outside_of_what_the_framework_requires_is_refused_by_the_re
         match(run, PROFILES, "gpu", overrides={"cuda": "12.2"})
     with pytest.raises(MatchError, match="of that CUDA are known for"):
         match(run, PROFILES, "gpu", overrides={"cuda": "12.6"})
-    with pytest.raises(MatchError, match="of that CUDA are known for"):
+    with pytest.raises(MatchError, match=r"that CUDA .* tensorflow==2\.4\.1"):
         match(tensorflow("2.4.1", python="3.8.10"), PROFILES, "gpu", overrides={"cuda": "11.2"})
 
 

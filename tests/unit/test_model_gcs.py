@@ -12,6 +12,9 @@ from envbuild.capture import gcs as module
 from envbuild.capture.gcs import CloudStorage, Unread
 from tests.fakes.gcs import FakeGcs
 
+NO_CREDENTIALS = "no Google credentials here that can be used"
+UNREACHED = "could not be reached"
+
 
 @pytest.fixture
 def gcs(monkeypatch):
@@ -105,7 +108,7 @@ def test_what_it_refuses_with_is_said(gcs, code, monkeypatch):
 
 def test_credentials_that_are_refused_are_said(gcs):
     gcs.fail("get", status=401, times=100)
-    with pytest.raises(Unread, match="no Google credentials here that can be used"):
+    with pytest.raises(Unread, match=NO_CREDENTIALS):
         names("gs://models/one")
 
 
@@ -118,7 +121,7 @@ def test_a_fault_that_passes_is_not_seen(gcs):
 def test_an_answer_that_does_not_come_is_not_waited_for(gcs, monkeypatch):
     monkeypatch.setattr(module, "ANSWERING", 0.3)
     gcs.fail("get", kind="stall", times=100)
-    with pytest.raises(Unread, match="could not be reached"):
+    with pytest.raises(Unread, match=UNREACHED):
         names("gs://models/one")
 
 
@@ -133,7 +136,7 @@ def test_nobody_listening_is_said(monkeypatch):
         url = server.url
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setattr(module, "ANSWERING", 0.5)
-    with pytest.raises(Unread, match="could not be reached"):
+    with pytest.raises(Unread, match=UNREACHED):
         names("gs://models/one")
 
 
@@ -142,7 +145,7 @@ def test_no_credentials_are_said_and_nothing_of_them(monkeypatch, tmp_path):
     (tmp_path / "key.json").write_text(json.dumps({"type": "service_account", "private_key": secret}))
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    with pytest.raises(Unread, match="no Google credentials here that can be used") as caught:
+    with pytest.raises(Unread, match=NO_CREDENTIALS) as caught:
         names("gs://models/one")
     assert secret not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -150,7 +153,7 @@ def test_no_credentials_are_said_and_nothing_of_them(monkeypatch, tmp_path):
 
 def test_credentials_that_take_long_are_not_waited_for(monkeypatch):
     monkeypatch.setattr(module, "CONNECTING", 0)
-    with pytest.raises(Unread, match="no Google credentials"):
+    with pytest.raises(Unread, match=NO_CREDENTIALS):
         CloudStorage()
 
 

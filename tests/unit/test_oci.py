@@ -120,8 +120,8 @@ def test_the_small_encoder_is_deflate(data):
 
 @given(runs, st.integers(0, 3))
 def test_members_may_be_concatenated(data, times):
-    blob = b"".join([gzip.start(), *gzip.stored(data * times), gzip.end(zlib.crc32(data * times), len(data) * times)])
-    runs = gzip.start() + gzip.deflate_runs(data) + gzip.end(zlib.crc32(data), len(data))
+    blob = b"".join([gzip.HEADER, *gzip.stored(data * times), gzip.end(zlib.crc32(data * times), len(data) * times)])
+    runs = gzip.HEADER + gzip.deflate_runs(data) + gzip.end(zlib.crc32(data), len(data))
     assert reader.decompress(runs + blob) == data + data * times
 
 

@@ -13,7 +13,7 @@ from envbuild.files import share
 from envbuild.oci.blobs import is_blob
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_archive, write_layout
-from envbuild.registry.transport import outgoing
+from envbuild.registry.transport import verified_chunks
 from tests.fakes.images import image_of
 
 
@@ -102,7 +102,7 @@ def into_an_archive(layer: Layer, image: Image, folder: Path) -> None:
 
 
 def into_a_registry(layer: Layer, image: Image, folder: Path) -> None:
-    list(outgoing(layer.open, layer.descriptor, lambda _: None, lambda: None))
+    list(verified_chunks(layer.open, layer.descriptor, lambda _: None, lambda: None))
 
 
 def into_a_layout(layer: Layer, image: Image, folder: Path) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image.assembler import assemble
+from envbuild.image.assembler import assemble, look_up_layers
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.image.layers.plan import install_order
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import SITE, TARGET, base, locked, recipe, tree
 
 OPENCV = tuple(f"opencv-{name}" for name in ("python", "python-headless", "contrib-python", "contrib-python-headless"))
@@ -56,24 +56,35 @@ def written(folder: Path, wheels: list[FakeWheel]) -> dict[Digest, Path]:
 
 def assembled(folder: Path, wheels: list[FakeWheel], **changes):
     paths = written(folder, wheels)
-    return assemble(
-        recipe(*wheels, **changes), base(), WheelFiles(paths), LayerCache(folder / "cache"), lambda *_: None
-    )
+    return assemble(recipe(*wheels, **changes), base(), WheelFiles(paths), LayerCache(folder / "cache"))
 
 
 def owner(folder: Path, wheels: list[FakeWheel], **changes) -> str:
     return tree(assembled(folder, wheels, **changes).image)[f"{SITE}/shared/owner.txt"][1].decode()
 
 
-@pytest.mark.parametrize(("requires", "sharing"), CASES.values(), ids=CASES.keys())
-def test_without_evidence_the_image_has_the_file_that_pip_leaves(tmp_path, requires, sharing):
-    wheels = wheels_of(requires, sharing)
-    written(tmp_path, wheels)
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--find-links", tmp_path, "--no-compile"]
-    command += ["--ignore-installed", "--prefix", tmp_path / "pip"]
-    subprocess.run([*command, *sorted(requires)], check=True)
-    [left] = (tmp_path / "pip").rglob("owner.txt")
-    assert owner(tmp_path, wheels) == left.read_text()
+_PIP = """
+import json, os, sys
+from pip._internal.cli.main import main
+from pip._internal.commands import install
+for words in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        os._exit(main(words))
+    assert os.waitpid(child, 0)[1] == 0, words
+"""
+"""Runs pip with each list of arguments, and imports it once."""
+
+
+def test_without_evidence_the_image_has_the_file_that_pip_leaves(tmp_path):
+    installs, ours = [], {}
+    for case, (requires, sharing) in CASES.items():
+        (folder := tmp_path / case).mkdir()
+        ours[case] = [owner(folder, wheels_of(requires, sharing))]
+        command = ["install", "-q", "--no-index", "--find-links", str(folder), "--no-compile", "--ignore-installed"]
+        installs.append([*command, "--prefix", str(folder / "pip"), *sorted(requires)])
+    subprocess.run([sys.executable, "-c", _PIP], input=json.dumps(installs), text=True, check=True)
+    assert ours == {case: [it.read_text() for it in (tmp_path / case / "pip").rglob("owner.txt")] for case in CASES}
 
 
 def test_the_pip_that_is_locked_decides(tmp_path):
@@ -122,3 +133,16 @@ def test_layers_of_wheels_are_the_same_whoever_has_the_shared_file(tmp_path):
     other = assembled(tmp_path, wheels, owners=(("shared/owner.txt", "zzz"),)).image
     assert len({it.diff_id for it in one.layers} & {it.diff_id for it in other.layers}) == len(one.layers) - 1
     assert json.loads(one.config) != json.loads(other.config)
+
+
+def test_a_note_of_a_file_that_its_wheel_lacks_is_ignored(tmp_path, monkeypatch):
+    wheels = wheels_of({"aaa": [], "zzz": []}, ("aaa", "zzz"))
+    cache, keys = LayerCache(tmp_path / "cache"), []
+    monkeypatch.setattr(cache, "prefetch", lambda _, notes: keys.extend(notes))
+    look_up_layers(recipe(*wheels), cache)
+    assert keys
+    for key in keys:
+        cache.note(key, [["shared/other.txt", "aaa", "zzz"]])
+    [overlap] = assembled(tmp_path, wheels).overlaps
+    assert overlap.path == f"{SITE.removeprefix('opt/env/')}/shared/owner.txt"
+    assert owner(tmp_path, wheels) == overlap.winner.name

@@ -98,14 +98,14 @@ def test_what_was_accepted_fails_again_after_its_last_day(tmp_path):
         ("fail-on = ['error']", "fail-on"),
         ("rules = 'error'", r"at `\$\.rules`"),
         ("[rules]\npackages = 'note'", "unknown rule packages; known are package, package-extra, python"),
-        ("[rules]\n'package*' = 'note'", "unknown rule"),
+        ("[rules]\n'package*' = 'note'", r"package\*"),
         ("[rules]\npackage = 'fatal'", r"\$\.rules"),
         ("accept = {rule = 'package'}", r"\$\.accept"),
         ("accept = ['package']", r"accept\[0\]"),
         ("[[accept]]\nrule = 'package'", r"reason|accept\[0\]"),
         ("[[accept]]\nrule = 'package'\nreason = ' '", r"reason|accept\[0\]"),
         ("[[accept]]\nreason = 'x'", r"rule"),
-        ("[[accept]]\nrule = 'pacage*'\nreason = 'x'", "unknown rule"),
+        ("[[accept]]\nrule = 'pacage*'\nreason = 'x'", r"pacage\*"),
         ("[[accept]]\nrule = 'package'\nreason = 'x'\nuntil = '2026-12-31'", r"accept\[0\]\.until"),
         ("[[accept]]\nrule = 'package'\nreason = 'x'\nuntil = 2026-12-31T00:00:00Z", r"accept\[0\]\.until"),
         ("[[accept]]\nrule = 'package'\nreason = 'x'\nwho = 'me'", "who"),
@@ -119,11 +119,11 @@ def test_what_cannot_be_meant_is_refused(tmp_path, text, said):
 
 
 def test_a_policy_that_is_not_there_or_no_text_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
-        read_policy(tmp_path / "absent.toml", KNOWN)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_policy(tmp_path / "bytes.toml", KNOWN)
+    for name in ("absent.toml", "bytes.toml"):
+        with pytest.raises(UsageError) as caught:
+            read_policy(tmp_path / name, KNOWN)
+        assert str(tmp_path / name) in caught.value.where
 
 
 @given(text=st.text(max_size=80))

@@ -378,7 +378,7 @@ def test_a_missing_or_binary_profile_is_named(copied):
     with pytest.raises(MatchError, match="not TOML"):
         load_profiles(copied)
     (copied / "cuda.toml").unlink()
-    with pytest.raises(MatchError, match="cannot be read") as caught:
+    with pytest.raises(MatchError) as caught:
         load_profiles(copied)
     assert caught.value.where == str(copied / "cuda.toml")
 

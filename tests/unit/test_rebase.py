@@ -10,7 +10,6 @@ from envbuild.errors import BaseError, BuildError, VerifyError
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.image.rebase import named_base, rebase
 from envbuild.lock.model import Lock, Target
 from envbuild.oci.digest import Digest
@@ -18,6 +17,7 @@ from envbuild.oci.image import ENVIRONMENT, Image, canonical_json, manifest_byte
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 from tests.fakes.trees import BASE, image_of_trees, layer_of_tree
 from tests.fakes.wheels import make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import locked
 
 NAME = "org.opencontainers.image.base.name"
@@ -87,7 +87,7 @@ def on(tmp_path):
         for wheel in WHEELS:
             (tmp_path / wheel.filename).write_bytes(wheel.data)
         cache = LayerCache(tmp_path / "cache")
-        return as_found(assemble(recipe_on(base), base, WheelFiles(paths), cache, lambda *_: None).image)
+        return as_found(assemble(recipe_on(base), base, WheelFiles(paths), cache).image)
 
     return made
 
@@ -186,7 +186,7 @@ def test_the_owner_of_a_shared_path_stays_part_of_the_environment(tmp_path):
 
     def on_base(base: Base) -> Image:
         recipe = replace(recipe_on(base), wheels=lock.wheels, owners=owners)
-        return as_found(assemble(recipe, base, WheelFiles(paths), LayerCache(tmp_path / "cache"), print).image)
+        return as_found(assemble(recipe, base, WheelFiles(paths), LayerCache(tmp_path / "cache")).image)
 
     result = rebase(on_base(OLD), OLD, NEW, lock)
     assert result.image.manifest == on_base(NEW).manifest

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,11 @@ def cloud(tmp_path, certificate):
         yield Cloud(Site(tmp_path, index.url), api, registry, env, index)
 
 
+def immovable(first: Any) -> str:
+    """What is said where the tag of the first push would move."""
+    return f"the tag names {json.loads(first.stdout)['digest']} already, and may not move"
+
+
 def test_a_repository_is_created_pushed_to_and_stamped(cloud):
     done = cloud.build("--push", REPOSITORY, "--create-repository", "--stamp", "model")
     assert done.returncode == 0, done.stderr
@@ -150,7 +156,7 @@ def test_another_environment_is_refused_a_tag_that_may_not_move_before_the_work(
     cloud.site.manifest.write_text(json.dumps(manifest_of(("tensorflow-cpu", "2.15.1"))))
     other = cloud.build("--push", f"{REPOSITORY}:v7")
     assert (first.returncode, other.returncode) == (0, 14), first.stderr + other.stderr
-    assert f"the tag names {json.loads(first.stdout)['digest']} already, and may not move" in other.stderr
+    assert immovable(first) in other.stderr
     assert "assembling" not in other.stderr
     assert cloud.tags == before
 
@@ -226,7 +232,7 @@ def test_another_index_is_refused_a_tag_that_may_not_move(both):
     both.site.manifest.write_text(json.dumps(manifest_of(("tensorflow-cpu", "2.15.1"))))
     other = both.build(*PLATFORMS, "--push", f"{REPOSITORY}:v7", "--stamp", "model")
     assert other.returncode == 14
-    assert f"the tag names {json.loads(first.stdout)['digest']} already, and may not move" in other.stderr
+    assert immovable(first) in other.stderr
     assert both.tags["v7"] == json.loads(first.stdout)["digest"]
     assert not (both.site.folder / "model/envbuild").exists(), "nothing is stamped"
 

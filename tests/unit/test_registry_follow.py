@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -16,7 +16,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor, Image, Layer
 from envbuild.oci.reference import Reference
 from envbuild.registry.auth import Credentials
-from envbuild.registry.push import PushResult, Upload, publish, push
+from envbuild.registry.push import PARALLEL, PushResult, Upload, publish, push
 from envbuild.retry import Retry
 from tests.fakes.images import image_of
 from tests.fakes.registry import FakeRegistry
@@ -130,7 +130,7 @@ def test_what_was_sent_counts_though_somebody_else_was_first(registry, image, wr
 
 def test_who_asked_is_told_of_what_has_landed(registry, image, tmp_path):
     landed: list[GrowingBlob] = []
-    with Upload(at(registry), retry=FAST, landed=landed.append) as upload:
+    with Upload(at(registry), retry=FAST, on_sent=landed.append) as upload:
         writer = Writer(image=image, path=tmp_path / "layer", upload=upload)
         writer.written()
         writer.finish()
@@ -186,6 +186,24 @@ def test_a_registry_that_failed_once_is_not_tried_again(registry, image, writer)
     other.finish()
     assert len(registry.seen("PATCH")) == 1
     assert stored(registry, other.image)
+
+
+def test_one_that_waited_while_another_failed_is_sent_as_others_are(registry, tmp_path):
+    image = image_of([bytes([number]) * 5000 for number in range(PARALLEL + 1)])
+    registry.fail("PATCH", status=405, times=9)
+    with Upload(at(registry), retry=FAST) as upload, ExitStack() as stack:
+        blobs = []
+        for number, layer in enumerate(image.layers):
+            path = tmp_path / f"{number}"
+            path.touch()
+            blobs.append((layer, path, stack.enter_context(GrowingBlob(path, KEY, "the layer", 10))))
+            upload.follow(blobs[-1][-1])
+        for layer, path, blob in blobs:
+            with layer.open() as file:
+                path.write_bytes(file.read())
+            blob.finish(layer.descriptor, layer.diff_id)
+        finished(upload, image)
+    assert stored(registry, image)
 
 
 def test_other_bytes_than_the_layers_are_never_stored_as_it(registry, image, writer):

@@ -131,8 +131,9 @@ def test_a_layer_whose_connection_breaks_is_read_on_from_there():
         assert contents(pulled) == contents(image)
         assert len([one for one in registry.seen("GET", "blobs") if "range" in one.headers]) == 2
         registry.fail("GET", "blobs", kind="half", times=99)
-        with pytest.raises(RegistryError, match="cannot be reached"):
+        with pytest.raises(RegistryError) as caught:
             contents(pulled)
+        assert (registry.host in caught.value.where, caught.value.status) == (True, None)
 
 
 def test_a_layer_that_is_closed_early_is_no_error():
@@ -148,14 +149,16 @@ def test_a_wrong_config_is_refused():
     with FakeRegistry() as registry:
         store(registry, image)
         registry.repositories["base"].blobs[str(image.config_digest)] = image.config.replace(b"/bin", b"/bad")
-        with pytest.raises(RegistryError, match="has another digest"):
+        with pytest.raises(RegistryError) as caught:
             get(registry)
+        assert str(image.config_digest) in caught.value.what
 
 
 def test_an_image_that_is_not_there_is_named():
     with FakeRegistry() as registry, pytest.raises(RegistryError, match="base:v1 does not exist") as caught:
         get(registry)
     assert caught.value.status == 404
+    assert "latest" not in caught.value.todo
 
 
 def test_another_architecture_is_refused():
@@ -169,22 +172,27 @@ def changed(**changes) -> bytes:
     return canonical_json(json.loads(image_of().manifest) | changes)
 
 
+UNREADABLE = [
+    b"<html>",
+    b"[]",
+    b"[" * 100_000,
+    b'{"schemaVersion":2}',
+    b'{"schemaVersion":2,"manifests":[7]}',
+    changed(layers=[]),
+    changed(config={"mediaType": "x", "digest": "md5:1", "size": 2}),
+]
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b'{"schemaVersion":1,"name":"base","fsLayers":[]}', "schema 1"),
         (b"x" * (5 << 20), "over 4 MiB"),
-        (b"<html>", "cannot be read"),
-        (b"[]", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b'{"schemaVersion":2}', "cannot be read"),
-        (b'{"schemaVersion":2,"manifests":[7]}', "cannot be read"),
-        (changed(layers=[]), "cannot be read"),
         (
             changed(config={"mediaType": "application/vnd.helm", "digest": "sha256:" + "0" * 64, "size": 2}),
             "is not an image",
         ),
-        (changed(config={"mediaType": "x", "digest": "md5:1", "size": 2}), "cannot be read"),
+        *((data, "cannot be read") for data in UNREADABLE),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(data, words):

@@ -45,7 +45,7 @@ def test_push_stores_all_blobs_the_manifest_and_every_tag():
         stored = registry.repositories["team/app"]
     assert result.reference == at(registry).at(image.digest)
     assert result.uploaded == sum(layer.descriptor.size for layer in image.layers) + len(image.config)
-    assert result.existing == 0
+    assert result.not_sent == 0
     assert stored.tags == {"v1": str(image.digest), "env-1": str(image.digest)}
     assert stored.manifests[str(image.digest)][1] == image.manifest
     assert set(stored.blobs) == {str(image.config_digest), *(str(layer.descriptor.digest) for layer in image.layers)}
@@ -115,7 +115,7 @@ def test_an_image_that_is_there_is_only_tagged():
         registry.requests.clear()
         result = push(image, at(registry, "new"), tags=["old"], retry=FAST)
     assert result.uploaded == 0
-    assert result.existing > 0
+    assert result.not_sent > 0
     assert not registry.seen("POST")
     assert [one.path for one in registry.seen("PUT")] == ["/v2/team/app/manifests/new"]
 
@@ -126,7 +126,7 @@ def test_blobs_that_are_there_are_not_sent():
         registry.requests.clear()
         result = push(image_of([b"base", b"more"]), at(registry), retry=FAST)
     assert len(registry.seen("PUT", UPLOAD)) == 2
-    assert result.existing == image_of([b"base"]).layers[0].descriptor.size
+    assert result.not_sent == image_of([b"base"]).layers[0].descriptor.size
 
 
 def test_the_config_goes_after_the_layers_and_tags_come_last():
@@ -299,7 +299,7 @@ def test_ctrl_c_cuts_all_uploads():
 def test_a_registry_that_is_down_cannot_be_reached():
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(RegistryError, match="cannot be reached") as caught:
+    with pytest.raises(RegistryError, match=host) as caught:
         push(image_of(), Reference(host, "app", "v1"), retry=FAST)
     assert caught.value.status is None
     assert caught.value.todo

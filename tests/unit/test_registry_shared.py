@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BuildError
-from envbuild.image.assembler import assemble, cache_keys, wheels_to_read
+from envbuild.image.assembler import assemble, look_up_layers, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
+from envbuild.image.layers.maker import AssemblyOptions
+from envbuild.image.layers.plan import plan_layers
 from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
@@ -19,6 +20,7 @@ from envbuild.retry import Retry
 from envbuild.trust import Voucher
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import WheelFiles
 from tests.unit.test_assemble import base, recipe
 
 FAST = Retry(first=0, longest=0.01)
@@ -61,10 +63,10 @@ def published(registry: FakeRegistry, folder):
     made = wheels()
     with shared(registry) as others, Upload(at(registry), retry=FAST) as upload:
         cache = LayerCache(folder / "one", others)
-        done = assemble(recipe(*made), base(), files(folder, *made), cache, lambda *_: None, upload.offer)
+        done = assemble(recipe(*made), base(), files(folder, *made), cache, AssemblyOptions(on_layer=upload.offer))
         upload.finish(done.image)
         cache.share(done.results)
-        assert others.trouble == ""
+        assert others.last_error == ""
     return done
 
 
@@ -74,10 +76,9 @@ def test_an_empty_machine_needs_no_wheel_and_sends_no_layer(tmp_path):
         registry.requests.clear()
         with shared(registry) as others:
             cache = LayerCache(tmp_path / "two", others)
-            keys = cache_keys(recipe(*wheels()))
-            others.look_up(keys.layers, keys.notes)
+            look_up_layers(recipe(*wheels()), cache)
             assert wheels_to_read(recipe(*wheels()), cache) == ()
-            again = assemble(recipe(*wheels()), base(), WheelFiles({}), cache, lambda *_: None)
+            again = assemble(recipe(*wheels()), base(), WheelFiles({}), cache)
             result = push(again.image, at(registry), retry=FAST)
     assert again.image.digest == first.image.digest
     assert [it.path.rpartition("/")[2] for it in again.overlaps] == ["aaa.txt"]
@@ -100,6 +101,26 @@ def test_what_a_full_cache_has_is_published_too(tmp_path):
     assert len(registry.seen("PUT", "manifests/(fact|layer)")) == before
 
 
+def test_what_a_machine_lacks_is_looked_up_at_once_and_only_that(tmp_path):
+    with FakeRegistry() as registry:
+        published(registry, tmp_path)
+
+        def asked() -> int:
+            found = len(registry.seen("GET", "manifests/(fact|layer)"))
+            registry.requests.clear()
+            return found
+
+        asked()
+        with shared(registry) as others:
+            look_up_layers(recipe(*wheels()), LayerCache(tmp_path / "one", others))
+            assert asked() == 0
+            empty = LayerCache(tmp_path / "two", others)
+            look_up_layers(recipe(*wheels()), empty)
+            assert asked() > 0
+            assert wheels_to_read(recipe(*wheels()), empty) == ()
+            assert asked() <= 1, "for the layer of overlaps, whose key a note gives"
+
+
 def test_one_changed_wheel_is_the_only_one_that_is_read(tmp_path):
     with FakeRegistry() as registry:
         published(registry, tmp_path)
@@ -109,7 +130,7 @@ def test_one_changed_wheel_is_the_only_one_that_is_read(tmp_path):
             needed = {it.name for it in wheels_to_read(changed, cache)}
             assert "small" in needed
             assert needed <= {"small", "smaller"}
-            again = assemble(changed, base(), files(tmp_path, make_wheel("small", "2"), wheels()[3]), cache, ignored)
+            again = assemble(changed, base(), files(tmp_path, make_wheel("small", "2"), wheels()[3]), cache)
             assert again.overlaps == ()
 
 
@@ -121,7 +142,7 @@ def test_a_layer_whose_blob_is_gone_is_made_when_it_is_sent(tmp_path):
         repository.manifests.pop(str(first.image.digest))
         with shared(registry) as others:
             cache = LayerCache(tmp_path / "two", others)
-            again = assemble(recipe(*wheels()), base(), files(tmp_path, *wheels()), cache, lambda *_: None)
+            again = assemble(recipe(*wheels()), base(), files(tmp_path, *wheels()), cache)
             result = push(again.image, at(registry), retry=FAST)
         assert result.uploaded == sum(layer.descriptor.size for layer in again.image.layers) + len(again.image.config)
         assert set(repository.blobs) >= {str(layer.descriptor.digest) for layer in first.image.layers}
@@ -132,13 +153,13 @@ def test_a_lie_about_a_layer_is_seen_when_it_has_to_be_made(tmp_path):
         published(registry, tmp_path)
         lie = LayerResult(Digest.of(b"other"), 5, Digest.of(b"tar"))
         with shared(registry) as others:
-            key = cache_keys(recipe(*wheels())).layers[0]
+            key = plan_layers(recipe(*wheels()))[0].key
             registry.repositories["team/app"].blobs[str(lie.digest)] = b"other"
             others.publish({key: lie})
             registry.repositories["team/app"].blobs.clear()
         with shared(registry) as others:
             cache = LayerCache(tmp_path / "two", others)
-            again = assemble(recipe(*wheels()), base(), files(tmp_path, *wheels()), cache, lambda *_: None)
+            again = assemble(recipe(*wheels()), base(), files(tmp_path, *wheels()), cache)
             with pytest.raises(BuildError, match="another layer under") as caught:
                 push(again.image, at(registry), retry=FAST)
         assert "--no-remote-cache" in caught.value.todo
@@ -177,7 +198,7 @@ def test_an_artifact_that_is_none_of_ours_is_nothing(change):
         with shared(registry) as one:
             one.put(KEY, [])
             one.publish({KEY: LayerResult(Digest.of(b"{}"), 2, Digest.of(b"tar"))})
-            assert one.trouble == ""
+            assert one.last_error == ""
         repository = registry.repositories["team/app"]
         for tag in (f"layer-{KEY.hex}", f"fact-{KEY.hex}"):
             kind, data = repository.manifests[repository.tags[tag]]
@@ -194,7 +215,7 @@ def test_a_registry_that_refuses_is_no_failure_but_trouble():
         with shared(registry) as one:
             one.put(KEY, 1)
             one.publish({KEY: LayerResult(Digest.of(b"{}"), 2, Digest.of(b"tar"))})
-            assert "403" in one.trouble
+            assert "403" in one.last_error
             assert one.get(KEY, same) is None
 
 

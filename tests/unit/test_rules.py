@@ -561,7 +561,11 @@ PLANTED = (
         found=replace(HOST, accelerator=NONE),
         severity="error",
         says=("Tesla T4", "no GPU", "--variant cpu", "--gpus all"),
-        near=(replace(HOST, accelerator=None), replace(RUN, accelerator=NONE)),
+        near=(
+            replace(HOST, accelerator=None),
+            replace(HOST, accelerator=Accelerator(kind="nvidia")),
+            replace(RUN, accelerator=NONE),
+        ),
         near_pairs=(
             (CPU_BUILD, replace(HOST, accelerator=NONE)),
             (replace(RUN, accelerator=NONE), replace(HOST, accelerator=NONE)),
@@ -620,6 +624,14 @@ PLANTED = (
         found=replace(IMAGE, frameworks=(tensorflow(compute_capabilities=("8.0", "8.6")),)),
         severity="error",
         near=(replace(IMAGE, frameworks=(tensorflow(compute_capabilities=("7.0",)),)),),
+    ),
+    Planted(
+        rule="compute-capability",
+        about="Tesla V100",
+        wanted=replace(IMAGE, frameworks=(tensorflow(compute_capabilities=("sm_75", "compute_80")),)),
+        found=replace(HOST, accelerator=nvidia(gpu("Tesla V100", "7.0"))),
+        severity="error",
+        says=("sm_75, compute_80", "7.0"),
     ),
     Planted(
         rule="gpu-memory",

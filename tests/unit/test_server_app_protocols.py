@@ -86,26 +86,31 @@ def test_nested_and_flat_data_are_the_same(it):
     assert answers[0][1]["outputs"][0]["data"] == [1, 2, 3, 4]
 
 
+BINARY = "binary tensor data extension"
+NO_JSON = "no JSON"
+NUMBERS = "input 'x' must be numbers"
+OBJECT = '"parameters" is to be an object'
+TOO_LARGE = "input 'x' has a number too large"
 REFUSED = {
-    "no JSON": (b"{", "no JSON"),
-    "deep JSON": (b"[" * 9000, "no JSON"),
+    "no JSON": (b"{", NO_JSON),
+    "deep JSON": (b"[" * 9000, NO_JSON),
     "a list": (b"[1]", "no JSON object"),
     "no instances": ({"instance": [1]}, "instances"),
     "none at all": ({"instances": []}, "at least one"),
     "too many": ({"instances": [[1, 2]] * 4}, "4 instances, and a request may have 3"),
     "parameters": ({"instances": [[1, 2]], "parameters": [1]}, "parameters"),
-    "no parameters": ({"instances": [[1, 2]], "parameters": []}, '"parameters" is to be an object'),
+    "no parameters": ({"instances": [[1, 2]], "parameters": []}, OBJECT),
     "a row too long": ({"instances": [[1, 2, 3]]}, "'x' has shape [1, 3], and the model takes [any, 2]"),
-    "ragged rows": ({"instances": [[1, 2], [3]]}, "input 'x' must be numbers, in rows of equal length"),
-    "a word": ({"instances": [["one", 2]]}, "input 'x' must be numbers"),
-    "null": ({"instances": [[None, 2]]}, "input 'x' must be numbers"),
+    "ragged rows": ({"instances": [[1, 2], [3]]}, f"{NUMBERS}, in rows of equal length"),
+    "a word": ({"instances": [["one", 2]]}, NUMBERS),
+    "null": ({"instances": [[None, 2]]}, NUMBERS),
     "truth": ({"instances": [[True, False]]}, "true and false are no numbers"),
     "truth among numbers": ({"instances": [[True, 1]]}, "both numbers and true or false"),
     "too large": ({"instances": [[1e39, 1]]}, "no number as large"),
-    "too large for any type": (b'{"instances": [[1e400, NaN]]}', "input 'x' has a number too large for any type"),
-    "too large beside a word": (b'{"instances": [["-Infinity", -1e400]]}', "input 'x' has a number too large"),
-    "too large an integer": ({"instances": [[0.5, 10**400]]}, "input 'x' has a number too large"),
-    "too many digits": (b'{"instances": [[1, -%s]]}' % (b"9" * 5001), "input 'x' has a number too large"),
+    "too large for any type": (b'{"instances": [[1e400, NaN]]}', f"{TOO_LARGE} for any type"),
+    "too large beside a word": (b'{"instances": [["-Infinity", -1e400]]}', TOO_LARGE),
+    "too large an integer": ({"instances": [[0.5, 10**400]]}, TOO_LARGE),
+    "too many digits": (b'{"instances": [[1, -%s]]}' % (b"9" * 5001), TOO_LARGE),
     "another name": ({"instances": [{"y": [1, 2]}]}, "instance 0 has no input 'x'"),
     "one too many": ({"instances": [{"x": [1, 2], "y": 1}]}, "instance 0 has an input 'y', and the model takes 'x'"),
     "some named": ({"instances": [{"x": [1, 2]}, [1, 2]]}, "instance 1"),
@@ -141,12 +146,12 @@ REFUSED_TENSORS = {
     "no data": (tensor(data=None), "'x' must be numbers"),
     "too large for any type": (b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1e400, 1]}]}', "'x' has a number too large"),
     "a shape of many digits": (b'{"inputs": [{"name": "x", "shape": [%s], "datatype": "FP32", "data": [1]}]}' % (b"9" * 5001), "'x' has no shape"),
-    "parameters that are false": (tensor(parameters=False), '"parameters" is to be an object'),
+    "parameters that are false": (tensor(parameters=False), OBJECT),
     "too many rows": (tensor(data=[0] * 8, shape=[4, 2]), "'x' has 4 rows, and a request may have 3"),
     "an output that is none": ({"outputs": [{"name": "z"}], **tensor()}, "no output 'z'; it has 'x'"),
-    "binary input": (tensor(parameters={"binary_data_size": 8}), "binary tensor data extension"),
-    "binary output": ({"parameters": {"binary_data_output": True}, **tensor()}, "binary tensor data extension"),
-    "binary one": ({"outputs": [{"name": "x", "parameters": {"binary_data": True}}], **tensor()}, "binary tensor"),
+    "binary input": (tensor(parameters={"binary_data_size": 8}), BINARY),
+    "binary output": ({"parameters": {"binary_data_output": True}, **tensor()}, BINARY),
+    "binary one": ({"outputs": [{"name": "x", "parameters": {"binary_data": True}}], **tensor()}, BINARY),
 }  # fmt: skip
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.build.order import Order
+from envbuild.build.request import BuildRequest
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import assemble
 from envbuild.image.child import Addition, Parent, assemble_child
 from envbuild.image.layers.cache import LayerCache
-from envbuild.lock.dependencies import needed
+from envbuild.lock.dependencies import find_needed
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.manifest.model import Framework
@@ -111,7 +111,7 @@ def test_nothing_that_stays_requires_what_is_left_out_and_nothing_goes_but_by_th
     stays = set(NAMES) - gone
     assert kept <= stays
     assert gone.isdisjoint(it for name in stays for it in declared[name])
-    assert gone <= needed(set(listed(NAMES, RULE)) & gone, declared, {})
+    assert gone <= find_needed(set(listed(NAMES, RULE)) & gone, declared, {})
 
 
 def test_the_list_names_nothing_twice_and_nothing_that_computes():
@@ -177,7 +177,7 @@ def origin(tmp_path):
         lock = replace(lock, wheels=located, owners=owners)
         labels = ((VARIANT_LABEL, "cpu"), ("a", "b"))
         whole = replace(recipe_on(OLD), wheels=lock.wheels, owners=owners, labels=labels)
-        image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere"), lambda *_: None).image
+        image = assemble(whole, OLD, found, LayerCache(tmp_path / "elsewhere")).image
         write_layout(image, tmp_path / "layout")
         image = read_layout(tmp_path / "layout", machine="x86_64")
         manifest = a_manifest(*(wheel(it.name, it.version, requested=it.name in ASKED) for it in lock.wheels))
@@ -196,11 +196,11 @@ def origin(tmp_path):
 
 @pytest.fixture
 def order(tmp_path):
-    inner = Order(
-        manifest=b"", manifest_name="manifest.json", variant="auto", base=None, resolver="uv", out=tmp_path / "out",
+    inner = BuildRequest(
+        manifest_bytes=b"", manifest_name="manifest.json", variant="auto", base=None, resolver="uv", out=tmp_path / "out",
         push=None, stamp=None, cache=tmp_path / "cache", offline=True, find_links=(tmp_path / "wheels",),
     )  # fmt: skip
-    return ServeOrder(order=inner, model=None, slim=True)
+    return ServeOrder(build_request=inner, model=None, slim=True)
 
 
 def contents(image: Image) -> dict[str, bytes]:
@@ -235,7 +235,7 @@ def test_what_is_left_is_assembled_from_the_training_images_own_layers(origin, o
         it.descriptor for it in start.parent.image.layers[:base]
     ]
     fresh = replace(recipe_on(OLD), wheels=slim.lock.wheels, labels=((VARIANT_LABEL, "cpu"), ("a", "b")))
-    again = assemble(fresh, OLD, files_of(tmp_path / "wheels", *WHEELS), LayerCache(tmp_path / "new"), lambda *_: None)
+    again = assemble(fresh, OLD, files_of(tmp_path / "wheels", *WHEELS), LayerCache(tmp_path / "new"))
     assert [it.descriptor for it in made.image.layers] == [it.descriptor for it in again.image.layers]
     assert contents(made.image) == contents(again.image)
     assert slim_parent(start, slim, order, REPORT).image.digest == made.image.digest
@@ -246,9 +246,7 @@ def test_what_stands_on_it_is_proved_to_share_all_but_what_the_rule_lets_go(orig
     start = origin(*WHEELS)
     slim = slim_of(order, start)
     parent, wheels = slim_parent(start, slim, order, REPORT), files_of(tmp_path / "wheels", *WHEELS, ABOVE)
-    serve = assemble_child(
-        parent, lock_of(ABOVE), Addition(), wheels, LayerCache(tmp_path / "cache"), lambda *_: None
-    ).image
+    serve = assemble_child(parent, lock_of(ABOVE), Addition(), wheels, LayerCache(tmp_path / "cache")).image
     found = {it.id: it for it in prove_sharing(start.parent.image, serve, lambda *_: None)}
     assert {name for name, it in found.items() if not it.agrees} == {"shared-slim"}
     assert found["shared-slim"].severity == "warning"
@@ -278,7 +276,7 @@ def test_the_application_keeps_what_it_imports_and_its_server_what_it_requires(o
     assert slim_of(order, start, main=b"from markdown import x").lock.slim == ("tensorboard", "types-six")
     assert slim_of(replace(order, extras=("tensorboard>=2",)), start).lock.slim == ("types-six",)
     above = lock_of(make_wheel("server", "1.0", requires=["markdown"]))
-    url = order.order.find_links[0] / "server-1.0-py3-none-any.whl"
+    url = order.build_request.find_links[0] / "server-1.0-py3-none-any.whl"
     url.write_bytes(make_wheel("server", "1.0", requires=["markdown"]).data)
     above = replace(above, wheels=tuple(replace(it, url=url.as_uri()) for it in above.wheels))
     assert slim_of(order, start, above).lock.slim == ("tensorboard", "types-six")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.image.layers import writer
-from envbuild.image.layers.writer import LayerFile, LayerResult, tarred, write_compressed, write_layer
+from envbuild.image.layers.writer import LayerFile, LayerResult, tar_layer, write_compressed, write_layer
 from envbuild.oci.digest import Digest
 from envbuild.wheel.archive import WheelArchive
 from envbuild.wheel.install import InstalledFile
@@ -90,7 +90,7 @@ def test_the_tar_is_the_one_that_splicing_gives(tmp_path):
         files = [LayerFile(InstalledFile(it.name, executable=False, source=it), archive) for it in archive.members]
         files.append(LayerFile(InstalledFile("made", executable=True, source=b"made\n"), None))
         spliced = write_layer(io.BytesIO(), "/opt/env", files, pool)
-        found = write_compressed(tarred("/opt/env", files), sink := io.BytesIO(), pool)
+        found = write_compressed(tar_layer("/opt/env", files), sink := io.BytesIO(), pool)
     assert found.diff_id == spliced.diff_id
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(sink.getvalue()))) as tar:
         assert tar.getmember("opt/env/made").mode == 0o755
@@ -98,4 +98,4 @@ def test_the_tar_is_the_one_that_splicing_gives(tmp_path):
 
 
 def test_no_files_are_the_end_of_a_tar():
-    assert b"".join(tarred("/opt/env", [])) == bytes(1024)
+    assert b"".join(tar_layer("/opt/env", [])) == bytes(1024)

@@ -16,13 +16,14 @@ from envbuild.attest.bundle import record_keys, record_signer
 from envbuild.capture import files as hashing
 from envbuild.capture.model import model_facts
 from envbuild.errors import StampError
+from envbuild.stamp import directory
 from envbuild.stamp.history import Proof, read_history, read_stamp
-from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
+from envbuild.stamp.record import ModelFiles, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.stamping import check_stampable, stamp
 from envbuild.verify.sources.model import artifact_findings, content_of, files_now, read_model
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
-from tests.unit.attesting import key_pair
+from tests.unit.attesting import NO_RECORD, key_pair
 from tests.unit.modelling import MODELS
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL, Site, manifest_of
 from tests.unit.test_sides_model import NOW, entry, gcs, manifest_bytes  # noqa: F401 - a fixture
@@ -95,13 +96,34 @@ def test_the_anchor_of_a_record_is_never_looked_up_outside_of_the_folder(tmp_pat
     assert write(model.uri).stamp.anchor.name == "model.keras"
 
 
+def test_a_record_that_may_not_be_read_is_no_reason_to_take_an_older_one(tmp_path, monkeypatch):
+    model = Put(str(tmp_path / "m"), None)
+    model.put("model.keras")
+    write(model.uri)
+    pointer, regular = Path(model.uri, "envbuild/pointer.json"), directory._regular
+    older = pointer.read_bytes()
+    newest = Path(model.uri, write(model.uri, "serve").record)
+    pointer.write_bytes(older)
+
+    def refused(path: Path, flags: int) -> Any:
+        if path == newest:
+            raise PermissionError(13, "Permission denied")
+        return regular(path, flags)
+
+    monkeypatch.setattr(directory, "_regular", refused)
+    with pytest.raises(StampError) as caught:
+        read_history(model.uri)
+    assert caught.value.where == str(newest)
+
+
 def test_the_placeholder_of_a_folder_is_no_model_and_no_anchor(gcs):  # noqa: F811
     gcs.create_bucket("models")
     for name in ("m/", "m/variables/"):
         gcs.put("models", name, b"")
     for uri in ("gs://models/m", "gs://models/m/"):
-        with pytest.raises(StampError, match="there is no model"):
+        with pytest.raises(StampError) as caught:
             check_stampable(uri)
+        assert caught.value.where == "gs://models/m"
     gcs.put("models", "m/model.keras", b"1")
     assert write("gs://models/m/").stamp.anchor.name == "model.keras"
     gcs.put("models", "m/model.keras", b"2")
@@ -177,7 +199,7 @@ def test_a_record_with_files_reads_back(tmp_path):
     model.put("model.keras")
     found = write(model.uri).stamp
     file = StampedFile(path="model.keras", size=1, sha256=found.anchor.generation.removeprefix("sha256:"))
-    assert found.content == Content(files=(file,), file_count=1)
+    assert found.content == ModelFiles(files=(file,), file_count=1)
     data = record_bytes(found)
     assert read_record(record_name(data), data) == found
 
@@ -191,7 +213,7 @@ def test_a_record_with_impossible_files_is_refused(tmp_path, file):
     value = json.loads(record_bytes(write(model.uri).stamp))
     value["content"]["files"] = [file]
     data = json.dumps(value).encode()
-    with pytest.raises(StampError, match="not a record"):
+    with pytest.raises(StampError, match=NO_RECORD):
         read_record(record_name(data), data)
 
 
@@ -265,6 +287,14 @@ def test_appended_changed_and_missing_files_are_refused_and_the_manifest_itself_
     (model / "saved_model.pb").write_bytes(old[:-1] + b"!")
     code, says = trained.stamps("--stamp", "model")
     assert (code, "saved_model.pb is not what the run saved" in says) == (15, True)
+
+
+def test_a_folder_may_have_a_file_of_its_own_name(trained):
+    model = trained.folder / "model"
+    shutil.copyfile(model / "saved_model.pb", model / "model")
+    facts = {key: value for key, value in model_facts(str(model)).items() if value is not None}
+    trained.manifest.write_text(json.dumps(manifest_of(model=facts)))
+    assert trained.stamps("--stamp", "model")[0] == 0
 
 
 def test_what_is_forced_is_in_the_record_and_said_by_who_reads_it(trained):

@@ -35,13 +35,13 @@ def without_answers(seeds):
     return [seed for seed in seeds if any((it.operation, it.kind) == ("patch", "lost") for it in lasting(seed))]
 
 
-def test_twenty_schedules_lose_nothing_and_tell_no_false_success():
+def test_ten_schedules_lose_nothing_and_tell_no_false_success():
     words = Counter[str]()
-    for seed in without_waits(range(50))[:20]:
+    for seed in without_waits(range(50))[:10]:
         ended = stamped.check(seed, *stampers.run(seed))[1]
         assert len(ended) == sum(len(jobs) for jobs in stampers.schedule_of(seed).stampers.values())
         words.update(it.word for it in ended)
-    assert words["stamped"] > words["conflict"] > 10
+    assert words["stamped"] > words["conflict"] > 5
 
 
 def outcome(seed):
@@ -52,8 +52,9 @@ def outcome(seed):
 
 @pytest.mark.parametrize("seed", [3, 8])
 def test_a_seed_can_be_run_again(seed):
-    assert outcome(seed) == outcome(seed)
-    assert outcome(seed) != outcome(seed + 1)
+    first = outcome(seed)
+    assert outcome(seed) == first
+    assert outcome(seed + 1) != first
 
 
 class Careless:

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.cli.commands import run
 from envbuild.stamp.history import read_history
-from envbuild.stamp.record import Content, StampedFile, read_record, record_bytes, record_name
+from envbuild.stamp.record import ModelFiles, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.stamping import stamp
 from tests.unit.test_stamp import NOW, InBucket, InFolder, entry, gcs, model, write  # noqa: F401 - fixtures
 
@@ -47,7 +47,7 @@ def test_every_record_that_is_written_is_valid(model, monkeypatch):  # noqa: F81
 def test_the_schema_knows_every_key_that_is_written(tmp_path):
     model = InFolder(tmp_path)  # noqa: F811
     file = StampedFile(path="w", size=1, sha256="a" * 64, crc32c="AAAAAA==", generation=1)
-    content = Content(files=(file,), file_count=1, forced="w is new")
+    content = ModelFiles(files=(file,), file_count=1, forced="w is new")
     item = entry(tag="v1", relation="verified-compatible")
     stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, content=content)
     (record,) = records(model.uri)

@@ -13,7 +13,7 @@ from envbuild.lock.model import Lock, SystemPackage, Target, package_of
 from envbuild.lock.system import (
     BaseContents,
     RunPackage,
-    choose,
+    choose_packages,
     distribution_name,
     find_missing,
     spellings,
@@ -142,22 +142,24 @@ class TestChoice:
     WANTED = (RunPackage(name="libsndfile1", version="1.2.0-1", libraries=("libsndfile.so.1.0.35",)),)
 
     def test_the_run_s_version_is_taken_without_a_word(self):
-        found = choose(self.WANTED, {"libsndfile1": ("1.2.0-1+deb12u1", "1.2.0-1")}, "debian 12", "debian bookworm")
+        found = choose_packages(
+            self.WANTED, {"libsndfile1": ("1.2.0-1+deb12u1", "1.2.0-1")}, "debian 12", "debian bookworm"
+        )
         assert (found.requests, found.warnings) == ((("libsndfile1", "1.2.0-1"),), ())
 
     def test_another_version_is_apt_s_choice_and_said_with_both(self):
-        found = choose(self.WANTED, {"libsndfile1": ("1.2.2-2", "1.2.2-1")}, "ubuntu 20.04", "debian trixie")
+        found = choose_packages(self.WANTED, {"libsndfile1": ("1.2.2-2", "1.2.2-1")}, "ubuntu 20.04", "debian trixie")
         assert found.requests == (("libsndfile1", "1.2.2-2"),)
         (line,) = found.warnings
         assert line == "libsndfile1 1.2.2-2 of debian trixie is taken; the run on ubuntu 20.04 had libsndfile1 1.2.0-1"
 
     def test_another_spelling_is_said_though_the_version_is_the_same(self):
-        found = choose(self.WANTED, {"libsndfile1t64": ("1.2.0-1",)}, "a", "b")
+        found = choose_packages(self.WANTED, {"libsndfile1t64": ("1.2.0-1",)}, "a", "b")
         assert found.requests == (("libsndfile1t64", "1.2.0-1"),)
         assert "libsndfile1t64 1.2.0-1" in found.warnings[0]
 
     def test_what_nobody_has_is_said_with_its_libraries(self):
-        found = choose(self.WANTED, {"libsndfile1": ()}, "ubuntu 20.04", "debian trixie")
+        found = choose_packages(self.WANTED, {"libsndfile1": ()}, "ubuntu 20.04", "debian trixie")
         assert found.requests == ()
         assert "libsndfile.so.1.0.35" in found.warnings[0]
 

@@ -200,7 +200,7 @@ def test_a_layer_that_somebody_published_for_another_is_found_by_deep_alone(site
     ]
     with SharedCache(Reference(site.host, "env", "v1")) as shared:
         shared.publish(dict.fromkeys(keys, lie))
-        assert shared.trouble == ""
+        assert shared.last_error == ""
     for tag in [it for it in repository.tags if it.startswith("env-")]:
         del repository.tags[tag]
     shutil.rmtree(tmp_path / "cache")

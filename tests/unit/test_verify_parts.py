@@ -11,10 +11,9 @@ import pytest
 from envbuild.base.interpreter import find_interpreter
 from envbuild.cache import prune, workplace
 from envbuild.errors import BuildError
-from envbuild.image.assembler import Compiling, assemble
-from envbuild.image.bytecode.compiler import Store, compiled_by
+from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.compiler import Compiling, Store, compiled_by
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import WheelFiles
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import read_settings
 from envbuild.oci.image import Image
@@ -24,6 +23,7 @@ from envbuild.verify.findings import Finding
 from envbuild.verify.image import Inquiry, Run, match_run, read_base_again, verify_image
 from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
+from tests.layers import WheelFiles
 from tests.unit.compiling import MINOR, locked, recipe_of
 from tests.unit.loading import MACHINE
 from tests.unit.test_bytecode_interpreter import base_of
@@ -63,7 +63,7 @@ def on_disk(folder: Path, *wheels: FakeWheel) -> tuple[LockedWheel, ...]:
 
 def assembled(recipe: Recipe, base: Base, folder: Path, compiling: Compiling | None = None) -> Image:
     files = WheelFiles({it.sha256: folder / "wheels" / it.filename for it in recipe.wheels})
-    return assemble(recipe, base, files, LayerCache(folder / "made"), lambda *_: None, compiling=compiling).image
+    return assemble(recipe, base, files, LayerCache(folder / "made"), compiling=compiling).image
 
 
 def verified(folder: Path, image: Image, base: Base, lock: Lock, **more: Any) -> tuple[list[Finding], list[Finding]]:

@@ -20,15 +20,17 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BuildError
 from envbuild.files import settle, written_aside
 from envbuild.image.bytecode import child
-from envbuild.image.layers.writer import check_library, in_order
+from envbuild.image.layers.maker import OpenWheels
+from envbuild.image.layers.writer import check_library, run_in_order
+from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
+from envbuild.report import SILENT, Reporter
 
 FORMAT = 3
 """Raised whenever the same interpreter and sources would give other bytecode; layers of it have `LAYER_FORMAT` too."""
@@ -161,15 +163,12 @@ class Compiler:
         self._idle = queue.LifoQueue[_Process | None]()
         for _ in range(processes):
             self._idle.put(None)
-        self.processes = processes
         self.cache_tag = interpreter.build.cache_tag
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while not self._idle.empty():
             process = self._idle.get()
             if process:
@@ -314,7 +313,7 @@ class Store:
 
     def get(self, key: Digest) -> Compiled | None:
         """Return the archive for a key if it is there and undamaged."""
-        found = read_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", _decode)
+        found = read_entry(self._folder, f"{key.hex[:2]}/{key.hex}.json", _decode_entry)
         path = self._path(key)
         if found is None or not path.is_file():
             return None
@@ -342,7 +341,7 @@ class Store:
         return self._folder / key.hex[:2] / f"{key.hex}.zip"
 
 
-def _decode(value: Any) -> tuple[Digest, Tally]:
+def _decode_entry(value: Any) -> tuple[Digest, Tally]:
     return Digest.parse(value["archive"]), Tally.from_dict(value["tally"])
 
 
@@ -370,32 +369,42 @@ class Parcel:
     key: Digest
     prefix: str
     """Absolute; with a source's path it is the file name in tracebacks."""
-    sources: Callable[[], Sequence[Source]]
+    sources: Callable[[OpenWheels], Sequence[Source]]
     """Lists the sources; called only if they have to be compiled."""
+    wheel: LockedWheel | None = None
+    """The wheel that has the sources."""
 
 
-def compile_parcels(
-    parcels: Sequence[Parcel],
-    compiler: Callable[[], Compiler],
-    store: Store,
-    told: Callable[[int], object] = lambda _count: None,
-) -> list[Compiled]:
-    """Compile what the store does not have; `told` receives the number of sources. BuildError as `Compiler.compile`."""
-    stored = {parcel.key: store.get(parcel.key) for parcel in parcels}
-    work = [(parcel, parcel.sources()) for parcel in parcels if stored[parcel.key] is None]
-    if work:
-        check_library()  # before the long work
-        told(sum(len(sources) for _, sources in work))
-        with compiler() as running, ThreadPoolExecutor(running.processes, thread_name_prefix="compile") as pool:
-            jobs = (partial(_compile, running, parcel.prefix, source) for parcel, sources in work for source in sources)
-            results = in_order(pool, jobs, _AHEAD)
-            try:
-                for parcel, sources in work:
-                    stored[parcel.key] = store.make(parcel.key, partial(_write, results, len(sources)))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return [compiled for parcel in parcels if (compiled := stored[parcel.key])]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """The interpreter that compiles sources, and the store for bytecode."""
+
+    identity: str
+    """The identity of the base's interpreter: `Base.interpreter`."""
+    find: Callable[[], Interpreter]
+    """Gets the interpreter when something has to be compiled; BuildError if it cannot run."""
+    store: Store
+    reporter: Reporter = SILENT
+    processes: int = CORES
+
+    def compile(self, parcels: Sequence[Parcel], wheels: OpenWheels) -> list[Compiled]:
+        """Compile what the store does not have; BuildError as `Compiler.compile`, WheelError for a damaged wheel."""
+        stored = {parcel.key: self.store.get(parcel.key) for parcel in parcels}
+        work = [(parcel, parcel.sources(wheels)) for parcel in parcels if stored[parcel.key] is None]
+        if work:
+            check_library()  # before the long work
+            count = sum(len(sources) for _, sources in work)
+            self.reporter.note(f"compiling {count} modules with the base's own Python")
+            with Compiler(self.find(), self.processes) as compiler, ThreadPoolExecutor(self.processes) as pool:
+                jobs = (partial(_compile, compiler, it.prefix, source) for it, sources in work for source in sources)
+                results = run_in_order(pool, jobs, _AHEAD)
+                try:
+                    for parcel, sources in work:
+                        stored[parcel.key] = self.store.make(parcel.key, partial(_write, results, len(sources)))
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        return [compiled for parcel in parcels if (compiled := stored[parcel.key])]
 
 
 def _compile(compiler: Compiler, prefix: str, source: Source) -> tuple[str, bytes | Failure]:

@@ -4,28 +4,16 @@ The rule is fixed and reads nothing but the lock, so no interpreter is needed to
 """
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.image.bytecode.compiler import (
-    CORES,
-    FORMAT,
-    Compiled,
-    Compiler,
-    Interpreter,
-    Parcel,
-    Source,
-    Store,
-    Tally,
-    compile_parcels,
-)
+from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
 from envbuild.image.config import Slot
 from envbuild.image.layers.cache import LayerCache
-from envbuild.image.layers.maker import OpenWheels
+from envbuild.image.layers.maker import LayerSpec, OpenWheels
 from envbuild.image.layers.plan import Overlap
 from envbuild.image.layers.writer import LayerFile
 from envbuild.lock.model import LockedWheel
@@ -52,16 +40,17 @@ class BytecodeLayer:
     """Digest of everything that decides the bytes."""
     prefix: str
     """The folder above all of its files."""
-    wheels: tuple[LockedWheel, ...]
-    """The wheels whose bytecode it holds; none for the base's standard library."""
+    parcels: tuple[Parcel, ...]
+    """In the order of the lock: the later one wins if two have the same source."""
+    note: str = "what is in a bytecode layer"
 
     @property
-    def contents(self) -> Digest:
+    def tally_key(self) -> Digest:
         """The key of the note with the number of files in the layer."""
-        return Digest.of(canonical_json(["what is in a bytecode layer", str(self.key)]))
+        return Digest.of(canonical_json([self.note, str(self.key)]))
 
 
-def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> tuple[BytecodeLayer, ...]:
+def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap]) -> Iterator[BytecodeLayer]:
     """Give the largest wheels with code a layer each, and the others one."""
     by_size = sorted(recipe.wheels, key=lambda wheel: (-wheel.size, wheel.name))
     # A large wheel for one platform and any Python holds libraries of another language, as NVIDIA's do.
@@ -72,137 +61,119 @@ def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap])
         and any(tag.abi != "none" or tag.platform == "any" for tag in parse_wheel_filename(wheel.filename)[3])
     ][:_MOST_LARGE]
     others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
-    layers = []
     for wheels in [[wheel] for wheel in large] + ([others] if others else []):
-        keys = [[wheel.filename, str(_wheel_key(recipe, interpreter, wheel, overlaps))] for wheel in wheels]
-        layers.append(
-            BytecodeLayer(
-                label="bytecode of " + ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
-                key=Digest.of(canonical_json(["bytecode layer", recipe.layer_format, keys])),
-                prefix=recipe.prefix,
-                wheels=tuple(wheels),
-            )
+        parcels = tuple(_plan_parcel(recipe, interpreter, wheel, overlaps) for wheel in wheels)
+        keys = [[wheel.filename, str(parcel.key)] for wheel, parcel in zip(wheels, parcels, strict=True)]
+        yield BytecodeLayer(
+            label="bytecode of " + ", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
+            key=Digest.of(canonical_json(["bytecode layer", recipe.layer_format, keys])),
+            prefix=recipe.prefix,
+            parcels=parcels,
         )
-    return tuple(layers)
 
 
-def _wheel_key(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps: Sequence[Overlap]) -> Digest:
+def _plan_parcel(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps: Sequence[Overlap]) -> Parcel:
+    # Their bytecode must not hide that of the wheel whose files replace them.
+    lost = sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
     facts = [FORMAT, interpreter, recipe.prefix, recipe.target.python_minor]
-    return Digest.of(canonical_json(["bytecode", facts, str(wheel.sha256), _lost_paths(wheel, overlaps)]))
+    key = Digest.of(canonical_json(["bytecode", facts, str(wheel.sha256), lost]))
+    return Parcel(key, recipe.prefix, partial(_list_sources, wheel, frozenset(lost)), wheel)
 
 
-def _lost_paths(wheel: LockedWheel, overlaps: Sequence[Overlap]) -> list[str]:
-    """Return the sources of a wheel that another wheel's files replace: their bytecode must not hide the other's."""
-    return sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
+def _list_sources(wheel: LockedWheel, lost: frozenset[str], opened: OpenWheels) -> list[Source]:
+    """Return the sources that imports can find, without those that another wheel's files replace."""
+    files, archive = opened[wheel].files, opened[wheel].archive
+
+    def read(file: InstalledFile) -> bytes:
+        return archive.read(file.source) if isinstance(file.source, Member) else file.source
+
+    paths = {file.path for file in files}
+    skipped = lost | {path for path in paths if f"{path.rpartition('/')[0]}/__pycache__" in paths}
+    site = f"{opened.scheme.site_packages}/"
+    modules = [it for it in files if it.path.startswith(site) and it.path.endswith(".py")]
+    return [Source(it.path, partial(read, it)) for it in modules if it.path not in skipped]
+
+
+def plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer]:
+    """Yield the layer of the base's standard library; none if the interpreter's folder is unknown or the root."""
+    home = posixpath.dirname(posixpath.dirname(recipe.python_path))
+    if not home.strip("/"):
+        return
+    facts = [FORMAT, recipe.layer_format, compiling.identity, str(recipe.base_digest), recipe.python_path]
+    key = Digest.of(canonical_json(["bytecode of the standard library", facts]))
+
+    def list_sources(_opened: OpenWheels) -> list[Source]:
+        interpreter = compiling.find()
+        return [Source(path, (interpreter.home / path).read_bytes) for path in interpreter.lacking]
+
+    label = "bytecode of the base's standard library"
+    yield BytecodeLayer(label=label, key=key, prefix=home, parcels=(Parcel(key, home, list_sources),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytecode:
-    """The bytecode of one image; an interpreter is only started if something has to be compiled."""
+    """The bytecode of an image; an interpreter is only started if something has to be compiled."""
 
-    recipe: Recipe
-    identity: str
-    """The identity of the base's interpreter: `Base.interpreter`."""
-    overlaps: Sequence[Overlap]
-    find: Callable[[], Interpreter]
-    """Gets the interpreter; BuildError if it cannot run."""
+    layers: tuple[BytecodeLayer, ...]
+    """All layers that may exist, lowest first; empty ones are left out later."""
+    compiling: Compiling
     cache: LayerCache
-    store: Store
-    processes: int = CORES
-    told: Callable[[int], object] = lambda _count: None
 
-    def possible_layers(self) -> tuple[BytecodeLayer, ...]:
-        """Return all layers that may exist, lowest first; empty ones are left out later."""
-        recipe = self.recipe
-        home = posixpath.dirname(posixpath.dirname(recipe.python_path))
-        facts = [FORMAT, recipe.layer_format, self.identity, str(recipe.base_digest), recipe.python_path]
-        key = Digest.of(canonical_json(["bytecode of the standard library", facts]))
-        label = "bytecode of the base's standard library"
-        library = [BytecodeLayer(label=label, key=key, prefix=home, wheels=())] if home.strip("/") else []
-        return (*library, *plan_bytecode(recipe, self.identity, self.overlaps))
+    @classmethod
+    def of(cls, recipe: Recipe, overlaps: Sequence[Overlap], compiling: Compiling, cache: LayerCache) -> "Bytecode":
+        """Plan the bytecode of a recipe's wheels and of its base's standard library."""
+        layers = (*plan_library(recipe, compiling), *plan_bytecode(recipe, compiling.identity, overlaps))
+        return cls(layers=layers, compiling=compiling, cache=cache)
 
     def wheels_to_read(self) -> tuple[LockedWheel, ...]:
-        """Return the wheels whose sources `layers` will need."""
-        unknown = [layer for layer in self.possible_layers() if not self._is_settled(layer)]
-        return tuple(wheel for layer in unknown for wheel in layer.wheels if self.store.get(self._key(wheel)) is None)
+        """Return the wheels whose sources `specs` will need."""
+        parcels = [parcel for layer in self.layers if not self._is_settled(layer) for parcel in layer.parcels]
+        return tuple(it.wheel for it in parcels if it.wheel and self.compiling.store.get(it.key) is None)
 
-    def slots(self, *, known: bool) -> Iterator[Slot]:
+    def slots(self, *, known: bool = True) -> Iterator[Slot]:
         """Yield the layers that an image has or may have; `known` if the overlaps, and so the keys, are known."""
-        possible = self.possible_layers()
-        self.cache.look_up((), [layer.contents for layer in possible] if known else ())
-        for layer in possible:
-            tally = self._noted(layer) if known else None
+        self.cache.prefetch((), [layer.tally_key for layer in self.layers] if known else ())
+        for layer in self.layers:
+            tally = self._find_tally(layer) if known else None
             if tally is None or tally.compiled:
                 yield Slot(label=layer.label, key=layer.key if known else None, optional=tally is None)
 
-    def layers(self, opened: OpenWheels) -> tuple[tuple[BytecodeLayer, ...], Tally]:
+    def specs(self, opened: OpenWheels) -> tuple[list[LayerSpec], Tally]:
         """Compile what is not cached; return the layers that are not empty, and the counts of all.
 
         WheelError if a wheel is damaged, BuildError if the interpreter does not work.
         """
-        possible = self.possible_layers()
-        lacking = [layer for layer in possible if not self._is_settled(layer)]
-        self._compile([parcel for layer in lacking for parcel in self._parcels(layer, opened)])
-        tallies = []
-        for layer in possible:
-            tally = None if layer in lacking else self._noted(layer)
+        self.cache.prefetch([it.key for it in self.layers], [it.tally_key for it in self.layers])
+        lacking = {layer.key for layer in self.layers if not self._is_settled(layer)}
+        self.compiling.compile([it for layer in self.layers if layer.key in lacking for it in layer.parcels], opened)
+        specs, total = [], Tally()
+        for layer in self.layers:
+            tally = None if layer.key in lacking else self._find_tally(layer)
             if tally is None:  # count what was compiled here, and not what the registry notes
-                tally = sum((it.tally for it in self._compile(list(self._parcels(layer, opened)))), Tally())
-                self.cache.note(layer.contents, tally.to_dict())
-            tallies.append(tally)
-        filled = tuple(layer for layer, tally in zip(possible, tallies, strict=True) if tally.compiled)
-        return filled, sum(tallies, Tally())
+                tally = sum((it.tally for it in self.compiling.compile(layer.parcels, opened)), Tally())
+                self.cache.note(layer.tally_key, tally.to_dict())
+            total += tally
+            if tally.compiled:
+                files = partial(self._files, layer)
+                specs.append(
+                    LayerSpec(label=layer.label, key=layer.key, files=files, prefix=layer.prefix, compress=True)
+                )
+        return specs, total
 
-    def files(self, layer: BytecodeLayer, opened: OpenWheels) -> list[LayerFile]:
+    def _files(self, layer: BytecodeLayer, opened: OpenWheels) -> list[LayerFile]:
         """Return the files of a layer, below its prefix; their archives stay open as long as the wheels."""
         files: dict[str, LayerFile] = {}
-        # In the order of the lock, so that the later wheel wins if two have the same source.
-        for compiled in self._compile(list(self._parcels(layer, opened))):
-            files |= {it.file.path: it for it in layer_files(compiled, opened.stack)}
+        for compiled in self.compiling.compile(layer.parcels, opened):
+            if compiled.tally.compiled:
+                archive = opened.stack.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
+                for it in archive.members:
+                    files[it.name] = LayerFile(InstalledFile(it.name, executable=False, source=it), archive)
         return list(files.values())
-
-    def _compile(self, parcels: Sequence[Parcel]) -> list[Compiled]:
-        return compile_parcels(parcels, lambda: Compiler(self.find(), self.processes), self.store, self.told)
-
-    def _parcels(self, layer: BytecodeLayer, opened: OpenWheels) -> Iterator[Parcel]:
-        if not layer.wheels:
-            yield Parcel(layer.key, layer.prefix, self._library)
-        for wheel in layer.wheels:
-            yield Parcel(self._key(wheel), layer.prefix, partial(self._sources, wheel, opened))
-
-    def _sources(self, wheel: LockedWheel, opened: OpenWheels) -> list[Source]:
-        """Return the sources that imports can find, without those that another wheel's files replace."""
-        files, archive = opened[wheel].files, opened[wheel].archive
-        paths = {file.path for file in files}
-        skipped = {*_lost_paths(wheel, self.overlaps)}
-        skipped |= {path for path in paths if f"{path.rpartition('/')[0]}/__pycache__" in paths}
-        site = f"{opened.scheme.site_packages}/"
-        modules = [it for it in files if it.path.startswith(site) and it.path.endswith(".py")]
-        return [Source(it.path, partial(_read, it, archive)) for it in modules if it.path not in skipped]
-
-    def _library(self) -> list[Source]:
-        interpreter = self.find()
-        return [Source(path, (interpreter.home / path).read_bytes) for path in interpreter.lacking]
-
-    def _key(self, wheel: LockedWheel) -> Digest:
-        return _wheel_key(self.recipe, self.identity, wheel, self.overlaps)
 
     def _is_settled(self, layer: BytecodeLayer) -> bool:
         """Whether the number of files in a layer is known, and the layer cached unless it is empty."""
-        tally = self._noted(layer)
+        tally = self._find_tally(layer)
         return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
 
-    def _noted(self, layer: BytecodeLayer) -> Tally | None:
-        return self.cache.find_note(layer.contents, Tally.from_dict)
-
-
-def _read(file: InstalledFile, archive: WheelArchive) -> bytes:
-    return archive.read(file.source) if isinstance(file.source, Member) else file.source
-
-
-def layer_files(compiled: Compiled, stack: ExitStack) -> list[LayerFile]:
-    """Return the files of an archive of bytecode, which stays open until the stack ends."""
-    if not compiled.tally.compiled:
-        return []
-    archive = stack.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
-    return [LayerFile(InstalledFile(it.name, executable=False, source=it), archive) for it in archive.members]
+    def _find_tally(self, layer: BytecodeLayer) -> Tally | None:
+        return self.cache.note_or_claim(layer.tally_key, Tally.from_dict)

@@ -221,13 +221,20 @@ class SystemLayer:
     """Gets a package's file, whose digest is checked; LockError if it is unavailable."""
 
     def write(
-        self, packages: Sequence[SystemPackage], sink: BinaryIO, pool: Executor, told: Callable[[list[str]], object]
+        self, packages: Sequence[SystemPackage], sink: BinaryIO, pool: Executor, note: Callable[[list[str]], object]
     ) -> LayerResult:
-        """Write the layer; `told` receives warnings about packages that were only unpacked."""
+        """Write the layer; `note` receives warnings about packages that were only unpacked."""
         with ExitStack() as stack:
             debs = [open_deb(self.find(it), it.sha256, stack) for it in sorted(packages, key=lambda it: it.name)]
-            told([line for deb in debs for line in remarks(deb)])
-            return write_compressed(_tarred(layer_items(debs, self.base)), sink, pool)
+            note([line for deb in debs for line in remarks(deb)])
+            entries = (
+                (
+                    tar.Entry(it.path, it.kind, it.mode, it.size, target=it.target, owner=it.owner),
+                    it.content() if it.size else (),
+                )
+                for it in layer_items(debs, self.base)
+            )
+            return write_compressed((data for _, data in tar.pieces(entries)), sink, pool)
 
 
 def layer_items(debs: Sequence[Deb], base: BaseSystem) -> list[Item]:
@@ -283,14 +290,3 @@ def _add(layer: dict[str, Item], item: Item, path: str, base: BaseSystem) -> Non
 def _clash(path: str, what: str) -> BuildError:
     todo = "use a base of the run's distribution, or build with --no-system-packages"
     return BuildError(f"system packages do not fit: {what}", where=f"/{path}", todo=todo)
-
-
-def _tarred(items: Iterable[Item]) -> Iterator[bytes | memoryview]:
-    entries = (
-        (
-            tar.Entry(it.path, it.kind, it.mode, it.size, target=it.target, owner=it.owner),
-            it.content() if it.size else (),
-        )
-        for it in items
-    )
-    return (data for _, data in tar.pieces(entries))

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 from envbuild.errors import BuildError, MissingComponentError
 from envbuild.oci.digest import Digest
@@ -25,6 +25,14 @@ _LIMIT = {"control": 64 << 20, "data": 8 << 30}
 _WORD = re.compile(r"[A-Za-z0-9][\w.+~:-]*")
 _FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
 _DAMAGED = (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError)
+_OPENERS: Mapping[str, Callable[[Any], Any]] = {
+    "": lambda file: file,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".lzma": lzma.open,
+    ".bz2": bz2.open,
+}
+"""By the ending of a member of the ar archive."""
 Kind = Literal["file", "directory", "symlink"]
 
 
@@ -88,15 +96,14 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
             members = dict(_members(file))
             control = _unpacked(path, file, members, "control", stack)
             data = _unpacked(path, file, members, "data", stack)
-            found = {}
+            scripts = {}
             for member in control:
                 name = member.name.removeprefix("./")
                 content = control.extractfile(member) if member.isfile() and "/" not in name else None
                 if content and _WORD.fullmatch(name):
-                    found[name] = content.read()
-            texts = found
-            stanza = _stanza(texts.pop("control"), path.name)
-            return Deb(control=stanza, scripts=texts, items=tuple(_items(data, path.name)))
+                    scripts[name] = content.read()
+            stanza = _stanza(scripts.pop("control"), path.name)
+            return Deb(control=stanza, scripts=scripts, items=tuple(_items(data, path.name)))
         except _DAMAGED as error:
             raise _refused(path.name, f"it is damaged: {error}") from error
         except KeyError as error:
@@ -143,7 +150,9 @@ def _unpacked(
     if ending == ".zst":
         _unpack_zstd(path, part, target)
     else:
-        _copy(_decompress(_Part(file, size), ending), target, _LIMIT[part])
+        if ending not in _OPENERS:
+            raise ValueError(f"it has the unknown compression {ending!r}")
+        _copy(_OPENERS[ending](_Part(file, size)), target, _LIMIT[part])
     target.seek(0)
     return stack.enter_context(open_tar(target))
 
@@ -158,21 +167,6 @@ class _Part:
         data = self._file.read(self._left if size < 0 else min(size, self._left))
         self._left -= len(data)
         return data
-
-
-def _decompress(part: _Part, ending: str) -> IO[bytes]:
-    file = cast("IO[bytes]", part)
-    match ending:
-        case "":
-            return file
-        case ".gz":
-            return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-        case ".xz" | ".lzma":
-            return lzma.open(file)
-        case ".bz2":
-            return bz2.open(file)
-        case _:
-            raise ValueError(f"it has the unknown compression {ending!r}")
 
 
 def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
@@ -216,17 +210,14 @@ def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:
             other = seen.get(member.linkname.removeprefix("./"))
             if other is None or other.kind != "file":
                 raise _refused(where, f"the hard link {path[:120]} leads to no file of the package")
-            item = Item(
-                path=path, kind="file", mode=other.mode, owner=other.owner, size=other.size, source=other.source
-            )
+            item = replace(other, path=path)
         else:
-            size = member.size if kind == "file" else 0
             item = Item(
                 path=path,
                 kind=kind,
                 mode=0o777 if kind == "symlink" else member.mode & 0o7777,
                 owner=(member.uid, member.gid),
-                size=size,
+                size=member.size if kind == "file" else 0,
                 target=member.linkname if kind == "symlink" else "",
                 source=(file, member.offset_data),
             )

@@ -33,7 +33,7 @@ class CachedLayer:
 class Shared(Protocol):
     """Layers and notes that others share, by the same keys: unproven claims, and None for what cannot be read."""
 
-    def look_up(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
+    def prefetch(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
         """Look up many keys at once, so that single lookups cost nothing afterwards."""
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:
@@ -66,11 +66,11 @@ class LayerCache:
         self._shared, self._tell = shared, note
         self._used: dict[Digest, Any] = {}
 
-    def look_up(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
+    def prefetch(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
         """Look up keys in the shared cache at once."""
         if self._shared:
             absent = [key for key in layers if self.get(key) is None]
-            self._shared.look_up(absent, [key for key in notes if not (self._notes / f"{key.hex}.json").exists()])
+            self._shared.prefetch(absent, [key for key in notes if not (self._notes / f"{key.hex}.json").exists()])
 
     def claim(self, key: Digest) -> Claim[LayerResult] | None:
         """Return the layer for a key in the shared cache."""
@@ -86,7 +86,7 @@ class LayerCache:
         Its bytes are not read: they are checked when they leave the cache (`Maker.layer`, `oci.blobs`). Its file is
         marked as used, for `cache.prune`.
         """
-        result = read_entry(self._keys, f"{key.hex}.json", _result)
+        result = read_entry(self._keys, f"{key.hex}.json", _decode_result)
         if result is None:
             return None
         path = self._path(result.digest)
@@ -126,11 +126,11 @@ class LayerCache:
         write_entry(self._keys, f"{key.hex}.json", value)
         return CachedLayer(result, path, reused=False)
 
-    def noted(self, key: Digest, decode: Decode[T]) -> T | None:
+    def local_note(self, key: Digest, decode: Decode[T]) -> T | None:
         """Return this machine's note for a key; None if it is absent or `decode` refuses it."""
         return decoded[1] if (decoded := self._read(key, decode)) else None
 
-    def find_note(self, key: Digest, decode: Decode[T]) -> T | None:
+    def note_or_claim(self, key: Digest, decode: Decode[T]) -> T | None:
         """Return this machine's note, else the registry's claim, which is used without proof.
 
         Only for notes that need no more trust than their layers: an attacker who can forge them can forge the layers.
@@ -171,7 +171,7 @@ class LayerCache:
         return self._blobs / "sha256" / digest.hex
 
 
-def _result(value: Any) -> LayerResult:
+def _decode_result(value: Any) -> LayerResult:
     size = value["size"]
     if type(size) is not int or size < 0:
         raise ValueError(f"a layer cannot have {size!r} bytes")

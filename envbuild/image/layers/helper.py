@@ -39,7 +39,7 @@ class LocalWheel:
     sha256: Digest
     size: int
     """From the lock."""
-    proving: bool = False
+    verify_record: bool = False
     """Whether its files are compared with RECORD when they are read."""
 
 
@@ -55,7 +55,7 @@ def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel
     """Open a wheel until the stack ends; WheelError if it cannot be installed."""
     check_locked(wheel.path, wheel.filename, wheel.size)
     archive = stack.enter_context(WheelArchive(wheel.path, wheel.filename))
-    archive.proving = wheel.proving
+    archive.verify_record = wheel.verify_record
     return OpenWheel(archive, installed_files(archive, scheme))
 
 
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A written layer, with proven members and fingerprints of each wheel, by its sha256."""
+    """A written layer, with verified members and fingerprints of each wheel, by its sha256."""
 
     result: LayerResult
     verified_members: Mapping[Digest, frozenset[str]]
@@ -133,8 +133,12 @@ class Helper:
         """
         if self._process is None or self._gone or not self._busy.acquire(blocking=False):
             return None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            answer = self._send(task)
+            pickle.dump(task, self._process.stdin)
+            self._process.stdin.flush()
+            answer: Answer | Exception = pickle.load(self._process.stdout)  # noqa: S301 - a pipe to a process of ours
         except (OSError, EOFError, pickle.UnpicklingError):
             if self._stopped:
                 raise
@@ -146,15 +150,6 @@ class Helper:
             raise answer
         return answer
 
-    def _send(self, task: Task) -> Answer | Exception:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        pickle.dump(task, self._process.stdin)
-        self._process.stdin.flush()
-        answer: Answer | Exception = pickle.load(self._process.stdout)  # noqa: S301 - a pipe to a process of ours
-        return answer
-
 
 def main() -> None:
     """Answer tasks until the input ends, even in the middle of one."""
@@ -164,7 +159,12 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         while True:
-            pickle.dump(_answer(tasks.get()), answers)
+            task = tasks.get()
+            try:
+                answer: Answer | Exception = write_task(task)
+            except Exception as error:  # noqa: BLE001 - raised in the first process
+                answer = error
+            pickle.dump(answer, answers)
             answers.flush()
 
 
@@ -177,14 +177,7 @@ def _read(tasks: "SimpleQueue[Task]") -> None:
         os._exit(0)
 
 
-def _answer(task: Task) -> Answer | Exception:
-    try:
-        return written(task)
-    except Exception as error:  # noqa: BLE001 - raised in the first process
-        return error
-
-
-def written(task: Task) -> Answer:
+def write_task(task: Task) -> Answer:
     """Write the layer of a task."""
     with ExitStack() as stack:
         opened = {wheel.sha256: open_wheel(wheel, task.scheme, stack) for wheel in task.wheels}

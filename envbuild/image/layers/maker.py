@@ -2,24 +2,25 @@
 
 import os
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from envbuild.errors import BuildError
-from envbuild.image.layers.cache import CachedLayer, LayerCache
-from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, layer_files, open_wheel
-from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tarred, write_compressed, write_layer
+from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, open_wheel
+from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tar_layer, write_compressed, write_layer
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import GrowingBlob, open_file
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
 from envbuild.recipe import Recipe
+from envbuild.report import SILENT, Reporter
 from envbuild.retry import as_completed
 from envbuild.wheel.install import Fingerprint, Scheme, fingerprint
 
@@ -29,10 +30,21 @@ _HEAVY = 64 << 20
 _AT_ONCE = 4
 """Layers that are written at a time: each has parts of itself in memory, and all cores work on it."""
 
-Made = Callable[[Layer], None]
-"""Receives a layer that had to be made."""
-Begun = Callable[[GrowingBlob], None]
-"""Receives a layer that takes long to write, as soon as that begins, so that it can be sent meanwhile."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssemblyOptions:
+    """Which wheels to verify, and who learns of layers while they are made."""
+
+    reporter: Reporter = SILENT
+    wheels_to_verify: Container[Digest] = ()
+    """By sha256: wheels whose files are compared with their RECORD as they are read."""
+    on_layer: Callable[[Layer], object] = lambda _layer: None
+    """Receives each new layer as soon as it is written."""
+    on_start: Callable[[GrowingBlob], object] | None = None
+    """Receives a layer that takes long to write, as soon as that begins, so that it can be sent meanwhile."""
+
+
+DEFAULTS = AssemblyOptions()
 
 
 class Wheels(Protocol):
@@ -45,32 +57,14 @@ class Wheels(Protocol):
         """End all waiting: the image is no longer needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class WheelFiles:
-    """Wheels that are all on this machine, by their sha256."""
-
-    paths: Mapping[Digest, Path]
-
-    def path(self, wheel: LockedWheel) -> Path:
-        """Return the file; BuildError if it is absent."""
-        found = self.paths.get(wheel.sha256)
-        if found is None:
-            what = "a layer has left the cache since this run looked for it"
-            raise BuildError(what, where=wheel.filename, todo="run again, while nobody prunes the cache")
-        return found
-
-    def stop(self) -> None:
-        """Do nothing, as nothing waits."""
-
-
 class OpenWheels:
     """Wheels, each opened when it is first requested, from several threads; closed with the stack."""
 
-    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels, proving: Container[Digest] = ()) -> None:
-        self.stack, self._wheels, self._proving = stack, wheels, proving
+    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels, to_verify: Container[Digest] = ()) -> None:
+        self.stack, self._wheels, self._to_verify = stack, wheels, to_verify
         self.scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._open: dict[LockedWheel, OpenWheel] = {}
-        self._proven: dict[Digest, frozenset[str]] = {}
+        self._verified: dict[Digest, frozenset[str]] = {}
         self._prints: dict[Digest, Fingerprint] = {}
         self._lock = threading.Lock()
 
@@ -80,10 +74,6 @@ class OpenWheels:
             if wheel not in self._open:
                 self._open[wheel] = open_wheel(self.file(wheel, path), self.scheme, self.stack)
             return self._open[wheel]
-
-    def layer_files(self, wheels: Sequence[LockedWheel]) -> list[LayerFile]:
-        """Return all files of some wheels; of equal paths, that of the later wheel."""
-        return layer_files(self[wheel] for wheel in wheels)
 
     def fingerprint(self, wheel: LockedWheel) -> Fingerprint:
         """Return the fingerprint of the wheel's installed files."""
@@ -96,24 +86,26 @@ class OpenWheels:
         members = (it for it in archive.members if it.name.endswith(".dist-info/METADATA") and it.name.count("/") == 1)
         return requirements_of(archive.read(next(members)).decode("utf-8", "replace"))
 
-    def proven(self) -> dict[Digest, frozenset[str]]:
+    def verified_members(self) -> dict[Digest, frozenset[str]]:
         """Return the members of each wheel that were read and match RECORD."""
         here = {wheel.sha256: frozenset(found.archive.verified_members) for wheel, found in self._open.items()}
-        return {key: here.get(key, frozenset()) | self._proven.get(key, frozenset()) for key in here | self._proven}
+        return {key: here.get(key, frozenset()) | self._verified.get(key, frozenset()) for key in here | self._verified}
 
     def learn(self, answer: Answer) -> None:
         """Take what the other process learned about wheels."""
-        self._proven |= answer.verified_members
+        self._verified |= answer.verified_members
         self._prints |= answer.prints
 
     def file(self, wheel: LockedWheel, path: Path) -> LocalWheel:
         """Describe a wheel's file."""
-        proving = wheel.sha256 in self._proving
-        return LocalWheel(path=path, filename=wheel.filename, sha256=wheel.sha256, size=wheel.size, proving=proving)
+        verify = wheel.sha256 in self._to_verify
+        return LocalWheel(
+            path=path, filename=wheel.filename, sha256=wheel.sha256, size=wheel.size, verify_record=verify
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerOrder:
+class LayerSpec:
     """A layer to find or make."""
 
     label: str
@@ -139,135 +131,114 @@ class LayerOrder:
         return bool(self.wheels) and self.weight >= _HEAVY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
     """Makes layers within its block; a layer of the registry is only made if its bytes are needed."""
 
-    recipe: Recipe
-    cache: LayerCache
-    wheels: Wheels
-    opened: OpenWheels
-    pool: Executor
-    """Works on the parts of all layers."""
-    helper: Helper
-    """Writes heavy layers in parallel."""
-    begun: Begun | None = None
-    results: dict[Digest, LayerResult] = field(default_factory=dict)
-    """Results by key."""
-    remaking: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a layer is made again: that takes all cores, and its parts may be damaged too."""
+    def __init__(self, recipe: Recipe, cache: LayerCache, wheels: Wheels, options: AssemblyOptions = DEFAULTS) -> None:
+        self._recipe, self._cache, self._wheels, self._options = recipe, cache, wheels, options
+        self._stack = ExitStack()
+        self.opened = OpenWheels(self._stack, recipe, wheels, options.wheels_to_verify)
+        self.results: dict[Digest, LayerResult] = {}
+        """Results by key."""
+        self._helper = self._stack.enter_context(closing(Helper()))  # writes heavy layers in parallel
+        # Works on the parts of all layers.
+        pool = ThreadPoolExecutor(_CORES, thread_name_prefix="assemble", initializer=self._helper.give_way)
+        self._pool = self._stack.enter_context(pool)
+        self._remaking = threading.Lock()  # making a layer again takes all cores, and its parts may be damaged too
+        self._done = self._total = 0
 
-    @classmethod
-    @contextmanager
-    def working(
-        cls,
-        recipe: Recipe,
-        cache: LayerCache,
-        wheels: Wheels,
-        proving: Container[Digest] = (),
-        begun: Begun | None = None,
-    ) -> Iterator[Self]:
-        """Yield a maker whose threads and files end with the block."""
-        with ExitStack() as stack:
-            opened = OpenWheels(stack, recipe, wheels, proving)
-            helper = stack.enter_context(closing(Helper()))
-            pool = ThreadPoolExecutor(_CORES, thread_name_prefix="assemble", initializer=helper.give_way)
-            stack.enter_context(pool)
-            yield cls(
-                recipe=recipe,
-                cache=cache,
-                wheels=wheels,
-                opened=opened,
-                pool=pool,
-                helper=helper,
-                begun=begun,
-            )
+    def __enter__(self) -> Self:
+        return self
 
-    def layers(self, orders: Sequence[LayerOrder], report: Callable[[int], None], made: Made) -> list[Layer]:
-        """Find or make the layers, in the given order; `made` receives each new layer at once."""
-        heavy = any(order.heavy and not self.cache.knows(order.key) for order in orders)
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def layers(self, specs: Sequence[LayerSpec]) -> list[Layer]:
+        """Find or make the layers, in the given order."""
+        heavy = any(spec.heavy and not self._cache.knows(spec.key) for spec in specs)
         if heavy:
-            self.helper.start()
-        give_way = self.helper.give_way if heavy else None
+            self._helper.start()
+        give_way = self._helper.give_way if heavy else None
+        self._total += sum(spec.weight for spec in specs)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="layer", initializer=give_way) as several:
-            futures = {several.submit(self.layer, order): order for order in orders}
+            futures = {several.submit(self.layer, spec): spec for spec in specs}
             try:
                 for future in as_completed(futures):
                     layer = future.result()
                     if not layer.reused:
-                        made(layer)
-                    report(futures[future].weight)
+                        self._options.on_layer(layer)
+                    self._done += futures[future].weight
+                    self._options.reporter.progress("assembling", self._done, self._total)
             except BaseException:
                 several.shutdown(wait=False, cancel_futures=True)
-                self.wheels.stop()
-                self.helper.stop()
+                self._wheels.stop()
+                self._helper.stop()
                 raise
         if heavy:
-            self.helper.close()  # the next step needs its memory
+            self._helper.close()  # the next step needs its memory
         return [future.result() for future in futures]
 
-    def layer(self, order: LayerOrder) -> Layer:
+    def layer(self, spec: LayerSpec) -> Layer:
         """Find or make one layer."""
-        cached = self.cache.get(order.key)
-        claim = None if cached else self.cache.claim(order.key)
+        cached = self._cache.get(spec.key)
+        claim = None if cached else self._cache.claim(spec.key)
         path: Path | None = None
         if claim is not None:
             result, place = claim.value, "registry"  # nobody checks that the claim is true: docs/caches.md
-            opener: Opener = partial(self._remake, order, result, "the registry")
+            opener: Opener = partial(self._open, spec, result, "the registry")
         else:
-            found = cached or self.cache.make(order.key, partial(self.write, order))
+            found = cached or self._cache.make(spec.key, partial(self.write, spec))
             result, path, place = found.result, found.path, "cache" if found.reused else ""
-            opener = partial(self._open_checked, order, found) if found.reused else partial(open_file, path)
-        self.results[order.key] = result
+            opener = partial(self._open, spec, result, "the cache") if found.reused else partial(open_file, path)
+        self.results[spec.key] = result
         descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-        return Layer(descriptor, result.diff_id, opener, order.label, bool(place), found=place, path=path)
+        return Layer(descriptor, result.diff_id, opener, spec.label, bool(place), found=place, path=path)
 
-    def write(self, order: LayerOrder, sink: BinaryIO) -> LayerResult:
+    def write(self, spec: LayerSpec, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
-        if not order.heavy or self.begun is None:
-            return self._write(order, sink, lambda: None)
-        for wheel in order.wheels:
-            self.wheels.path(wheel)  # before the registry waits for bytes
-        with GrowingBlob(Path(sink.name), order.key, order.label, order.weight) as blob:
-            self.begun(blob)
-            result = self._write(order, sink, blob.abandon)
+        if not spec.heavy or self._options.on_start is None:
+            return self._write(spec, sink, lambda: None)
+        for wheel in spec.wheels:
+            self._wheels.path(wheel)  # before the registry waits for bytes
+        with GrowingBlob(Path(sink.name), spec.key, spec.label, spec.weight) as blob:
+            self._options.on_start(blob)
+            result = self._write(spec, sink, blob.abandon)
             sink.flush()
             blob.finish(Descriptor(LAYER_GZIP, result.digest, result.size), result.diff_id)
         return result
 
-    def _write(self, order: LayerOrder, sink: BinaryIO, abandon: Callable[[], None]) -> LayerResult:
+    def _write(self, spec: LayerSpec, sink: BinaryIO, abandon: Callable[[], None]) -> LayerResult:
         """Write a layer here or in the other process; calls `abandon` if bytes of the file are discarded."""
-        if order.writer:
-            return order.writer(sink, self.pool)
-        if order.heavy:
-            wheels = [self.opened.file(wheel, self.wheels.path(wheel)) for wheel in order.wheels]
-            answer = self.helper.write(Task(scheme=self.opened.scheme, wheels=wheels, file=sink.name))
+        if spec.writer:
+            return spec.writer(sink, self._pool)
+        if spec.heavy:
+            wheels = [self.opened.file(wheel, self._wheels.path(wheel)) for wheel in spec.wheels]
+            answer = self._helper.write(Task(scheme=self.opened.scheme, wheels=wheels, file=sink.name))
             if answer:
                 self.opened.learn(answer)
                 return answer.result
         if os.fstat(sink.fileno()).st_size:
             abandon()
             sink.truncate(0)
-        prefix = order.prefix or self.recipe.prefix
-        files = order.files(self.opened)
-        if order.compress:
-            return write_compressed(tarred(prefix, files, order.links), sink, self.pool)
-        return write_layer(sink, prefix, files, self.pool, order.links)
+        prefix = spec.prefix or self._recipe.prefix
+        files = spec.files(self.opened)
+        if spec.compress:
+            return write_compressed(tar_layer(prefix, files, spec.links), sink, self._pool)
+        return write_layer(sink, prefix, files, self._pool, spec.links)
 
-    def _open_checked(self, order: LayerOrder, found: CachedLayer) -> BinaryIO:
-        """Open a cached layer after its bytes were checked; a damaged one is made again."""
-        if self.cache.is_intact(found):
-            return open_file(found.path)
-        return self._remake(order, found.result, "the cache")
+    def _open(self, spec: LayerSpec, expected: LayerResult, where: str) -> BinaryIO:
+        """Open a layer of the cache after its bytes were checked; one that is damaged or lost is made again.
 
-    def _remake(self, order: LayerOrder, expected: LayerResult, where: str) -> BinaryIO:
-        """Make a layer that the image refers to and that is lost; BuildError if the result is another one."""
-        with self.remaking, Maker.working(self.recipe, self.cache, self.wheels) as again:
-            found = again.cache.get(order.key)
-            if found is None or not again.cache.is_intact(found):
-                found = again.cache.make(order.key, partial(again.write, order))
+        BuildError if the result is another one.
+        """
+        found = self._cache.get(spec.key)
+        if found is None or not self._cache.is_intact(found):
+            with self._remaking, Maker(self._recipe, self._cache, self._wheels) as again:
+                found = self._cache.get(spec.key)
+                if found is None or not self._cache.is_intact(found):
+                    found = self._cache.make(spec.key, partial(again.write, spec))
         if found.result != expected:
-            what = f"{where} has another layer under {order.key} than these wheels give: {expected.digest}"
+            what = f"{where} has another layer under {spec.key} than these wheels give: {expected.digest}"
             todo = "find out who wrote it; build with --no-remote-cache and another cache (ENVBUILD_CACHE)"
-            raise BuildError(what, where=order.label, todo=todo)
+            raise BuildError(what, where=spec.label, todo=todo)
         return open_file(found.path)

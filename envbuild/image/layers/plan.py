@@ -105,11 +105,10 @@ class Overlap:
     """Names of distributions."""
 
 
-Installed = Mapping[LockedWheel, Sequence[InstalledFile]]
-
-
 def find_overlaps(
-    installed: Installed, owners: Mapping[str, str], install_order: Callable[[], Sequence[str]]
+    installed: Mapping[LockedWheel, Sequence[InstalledFile]],
+    owners: Mapping[str, str],
+    install_order: Callable[[], Sequence[str]],
 ) -> list[Overlap]:
     """List paths whose content differs between wheels, sorted; BuildError if one has a file and another a folder.
 

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from types import TracebackType
 from typing import BinaryIO, Self, TypeVar
 
 from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
-from envbuild.wheel.archive import Member, WheelArchive
+from envbuild.wheel.archive import Member, WheelArchive, parents
 from envbuild.wheel.install import InstalledFile, record_hash
 
 T = TypeVar("T")
@@ -58,9 +57,7 @@ class HashedStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -97,7 +94,7 @@ class HashedStream:
             self._sink.write(data)
 
 
-def in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+def run_in_order(pool: Executor, jobs: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
     """Yield the results of jobs in their order, while the pool works on at most `ahead` of those that follow.
 
     The first error ends it; jobs that have not begun are dropped.
@@ -146,28 +143,17 @@ class Link:
 class _Item:
     """One entry of the tar."""
 
-    path: str
+    entry: tar.Entry
     content: LayerFile | Link | None
     """None for a folder."""
     padding: int
     """Bytes that complete the block of the entry before."""
-    size: int
 
     @property
     def weight(self) -> int:
         """Bytes in memory: a compressor may write more than it was given."""
         source = self.content.file.source if isinstance(self.content, LayerFile) else b""
         return len(source) if isinstance(source, bytes) else max(source.size, source.length)
-
-    @property
-    def entry(self) -> tar.Entry:
-        """The entry for the tar header."""
-        content = self.content
-        if isinstance(content, LayerFile):
-            return tar.Entry(self.path, "file", content.file.mode, self.size)
-        if content:
-            return tar.Entry(self.path, "symlink", 0o777, target=content.target)
-        return tar.Entry(self.path, "directory", 0o755)
 
 
 def write_layer(
@@ -185,15 +171,15 @@ def write_layer(
                 blob.write(piece)
             plain.write(part.plain)
 
-        for parts in in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
+        for parts in run_in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
-        data = bytes(tar.padding(items[-1].size) if items else 0) + tar.END
+        data = bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
-def tarred(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
+def tar_layer(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
     """Yield the tar that `write_layer` would write, to compress it in another way."""
     items = _items(prefix.lstrip("/"), files, links)
     return (data for _, data in tar.pieces((item.entry, _content(item)) for item in items))
@@ -212,19 +198,20 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
     contents: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
     contents |= {f"{root}/{link.path}": link for link in links}
-    for path in list(contents):
-        parent = path.rpartition("/")[0]
-        while parent and parent not in contents:
-            contents[parent] = None
-            parent = parent.rpartition("/")[0]
+    contents = dict.fromkeys(parent for path in contents for parent in parents(path)) | contents
     items, padding = [], 0
     for path in sorted(contents, key=lambda path: path.split("/")):
-        content, size = contents[path], 0
+        content = contents[path]
         if isinstance(content, LayerFile):
             source = content.file.source
             size = len(source) if isinstance(source, bytes) else source.size
-        items.append(_Item(path, content, padding, size))
-        padding = tar.padding(size)
+            entry = tar.Entry(path, "file", content.file.mode, size)
+        elif content:
+            entry = tar.Entry(path, "symlink", 0o777, target=content.target)
+        else:
+            entry = tar.Entry(path, "directory", 0o755)
+        items.append(_Item(entry, content, padding))
+        padding = tar.padding(entry.size)
     return items
 
 
@@ -243,28 +230,26 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 def _batch_parts(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
     """Make a part of the layer: at once, except for a large file, which is inflated while the parts are taken."""
-    if len(batch) == 1 and batch[0].weight > _BATCH:
-        return _stream_parts(batch[0])
+    large = batch[0].content if batch[0].weight > _BATCH else None  # which has a batch of its own
+    if isinstance(large, LayerFile) and large.archive is not None and not isinstance(large.file.source, bytes):
+        return _stream_parts(_header(batch[0]), large.archive, large.file.source, large.file.recorded)
     return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
 
 
-def _stream_parts(item: _Item) -> Iterator[gzip.Part]:
-    content = item.content
-    assert isinstance(content, LayerFile)
-    source = content.file.source
-    if isinstance(source, bytes) or content.archive is None:
-        yield from gzip.gathered(_parts(item), crc32)
-        return
-    header = bytes(item.padding) + tar.header(item.entry)
-    yield from gzip.gathered([gzip.Part(gzip.deflate_runs(header, final=False), header)], crc32)
-    for compressed, plain in _splice(content.archive, source, content.file.recorded):
+def _stream_parts(header: gzip.Part, archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
+    yield from gzip.gathered([header], crc32)
+    for compressed, plain in _splice(archive, member, recorded):
         yield gzip.Part(compressed, plain)
-    yield gzip.Part(b"", b"", final=source.deflated, crc32=source.crc32, size=source.size)
+    yield gzip.Part(b"", b"", final=member.deflated, crc32=member.crc32, size=member.size)
+
+
+def _header(item: _Item) -> gzip.Part:
+    header = bytes(item.padding) + tar.header(item.entry)
+    return gzip.Part(gzip.deflate_runs(header, final=False), header)
 
 
 def _parts(item: _Item) -> Iterator[gzip.Part]:
-    header = bytes(item.padding) + tar.header(item.entry)
-    yield gzip.Part(gzip.deflate_runs(header, final=False), header)
+    yield _header(item)
     content = item.content
     if not isinstance(content, LayerFile):
         return
@@ -327,7 +312,7 @@ def _frame(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
 def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], recorded: str) -> Iterator[_Piece]:
     """Refuse content that does not match the directory; note content that matches RECORD, which no installer checks."""
     checksum = size = 0
-    hasher = hashlib.sha256() if archive.proving else None
+    hasher = hashlib.sha256() if archive.verify_record else None
     for blob, piece in pieces:
         size += len(piece)
         if size > member.size:
@@ -350,7 +335,7 @@ def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool:
     check_library()
     with HashedStream(sink) as blob, HashedStream() as plain:
         jobs, members = (partial(_compress, piece) for piece in _cut(tarred)), gzip.Members()
-        for part in in_order(pool, jobs, _PIECES_AHEAD):
+        for part in run_in_order(pool, jobs, _PIECES_AHEAD):
             plain.write(part.plain)
             for piece in members.add(part):
                 blob.write(piece)

@@ -20,7 +20,7 @@ from envbuild.capture.host import accelerator_facts
 from envbuild.errors import MissingComponentError
 from envbuild.files import cache_folder, credentials_path, home_folder
 from envbuild.lock.index import make_client
-from envbuild.lock.settings import IndexSettings, asked_url, bare_url, read_settings, uv_program
+from envbuild.lock.settings import IndexSettings, bare_url, page_url, read_settings, uv_program
 from envbuild.verify.doctor import Check, ok, refused, wrong
 from envbuild.verify.findings import Finding
 
@@ -110,7 +110,7 @@ def indexes() -> Iterator[Finding]:
 def _index(client: httpx.Client, index: str, settings: IndexSettings) -> Iterator[Finding]:
     name, whose = bare_url(index), "pip" if settings.from_pip else "uv"
     try:
-        answer = client.head(asked_url(index, _PROJECT), timeout=_SECONDS)
+        answer = client.head(page_url(index, _PROJECT), timeout=_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         todo = f"check the network, HTTPS_PROXY and the settings of {whose}"
         yield wrong("index", f"{name} does not answer: {str(error) or type(error).__name__}", todo)

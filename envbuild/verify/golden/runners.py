@@ -13,13 +13,13 @@ from typing import IO, Protocol
 
 import docker
 
-from envbuild.base.process import output, running
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
 from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
 from envbuild.errors import UsageError
 from envbuild.oci.reference import exists
+from envbuild.process import running
 from envbuild.report import Reporter
 
 INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
@@ -71,7 +71,7 @@ class InImage:
         """Run in a new container: as the image's user, without a network, with copies of the files."""
         lines = _LastLines()
         done = run_file(
-            self.client, self.image, program, (), python=None, heard=lines.add, beside=beside, seconds=seconds
+            self.client, self.image, program, (), python=None, on_line=lines.add, files=beside, seconds=seconds
         )
         return Ran(answer=done.result, code=done.code, lines=lines.lines, late=done.late)
 
@@ -177,7 +177,7 @@ def _run(
         with running(command, environment, stdout=subprocess.PIPE, stderr=errors) as process:
             readers = [threading.Thread(target=lines.read, args=(process.stderr or process.stdout,), daemon=True)]
             if into is not None:
-                readers.append(threading.Thread(target=_collect, args=(output(process), into), daemon=True))
+                readers.append(threading.Thread(target=_collect, args=(process.stdout, into), daemon=True))
             for reader in readers:
                 reader.start()
             try:

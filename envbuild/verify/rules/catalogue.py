@@ -131,7 +131,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "shared-added": "what serving adds to training",
     "base": "an image on the base that it names",
     "environment": "an image's environment id, which is its lock's",
-    "layers": "the lock's layers and no other",
+    "layers": "a history that names all layers of the lock, and none of another tool",
     "config": "an image's config, which base and lock give",
     "manifest": "an image's manifest, which base and lock give",
     "stack": "the framework and variables that the run leads to",

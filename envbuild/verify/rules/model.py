@@ -210,7 +210,9 @@ def model_files(wanted: Side, found: Side) -> Iterator[Finding]:
             "model-files", "model files", says, wanted=here, found=there, todo=_TODO, severity=severity, why=why
         )
     elif it.common:
-        yield agree("model-files", "model files", f"{counted(len(it.common), 'file')} with the same content{doubt(it)}")
+        yield agree(
+            "model-files", "model files", f"{counted(len(it.common), 'file')} with the same content{size_note(it)}"
+        )
 
 
 def _model_of_image(wanted: Side, image: Side) -> Iterator[Finding]:
@@ -250,8 +252,8 @@ def describe_file(path: str, file: ModelFile | None) -> str:
     return " ".join(filter(None, (path, f"{file.size} bytes", digest)))
 
 
-def doubt(it: Changes) -> str:
-    """What an agreement has to add where not everything was compared."""
+def size_note(it: Changes) -> str:
+    """What an agreement adds where only the sizes of some files could be compared; else nothing."""
     return f"; of {it.by_size} only the size could be compared" if it.by_size else ""
 
 

@@ -20,11 +20,20 @@ from envbuild.manifest.reader import MAX_MANIFEST, read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.stamp.history import History, Proof, read_history
 from envbuild.stamp.objects import open_model
-from envbuild.stamp.record import Content, Stamp, StampedFile, StampedImage, lock_name, manifest_name
+from envbuild.stamp.record import ModelFiles, Stamp, StampedFile, StampedImage, lock_name, manifest_name
 from envbuild.stamp.store import Store, parse_model_uri
 from envbuild.validation import read_or_none
 from envbuild.verify.findings import Finding
-from envbuild.verify.rules.model import Changes, being, compare_files, describe_file, digests, doubt, has_digest, listed
+from envbuild.verify.rules.model import (
+    Changes,
+    being,
+    compare_files,
+    describe_file,
+    digests,
+    has_digest,
+    listed,
+    size_note,
+)
 from envbuild.verify.sources import Side, side_of_manifest
 
 Slot = tuple[str, str, str]
@@ -220,7 +229,7 @@ def _file_findings(before: Model, it: StampedModel) -> Iterator[Finding]:
     if seen.common and not faults:
         files = "model's file is" if len(seen.common) == 1 else f"model's {len(seen.common)} files are"
         them = "it" if len(seen.common) == 1 else "them"
-        says = f"the {files} as {f'the run saved {them}' if by_run else 'when it was stamped'}{doubt(seen)}"
+        says = f"the {files} as {f'the run saved {them}' if by_run else 'when it was stamped'}{size_note(seen)}"
         yield Finding(about="files", rule="artifact-files", agrees=True, says=says)
     yield from (replace(one, severity="note") for one in _differing(seen.extra, f"new since {since}", seen))
 
@@ -287,7 +296,7 @@ def manifest_copy(it: StampedModel, stamp: Stamp) -> bytes | None:
     return data if data is not None and Digest.of(data) == own.manifest_sha256 else None
 
 
-def recorded(saved: Model | None, content: Content | None, uri: str) -> Model | None:
+def recorded(saved: Model | None, content: ModelFiles | None, uri: str) -> Model | None:
     """The files that a model has to have: the run's, with the checksums and the other files of when it was stamped.
 
     A local capture knows sha256 only and a bucket crc32c only; a file that both know can be compared in either place.
@@ -314,7 +323,7 @@ def recorded(saved: Model | None, content: Content | None, uri: str) -> Model | 
     return replace(saved, files=tuple(files[path] for path in sorted(files)), file_count=count, unread=None)
 
 
-def as_stamped(saved: Model | None, content: Content | None, uri: str) -> Model | None:
+def as_stamped(saved: Model | None, content: ModelFiles | None, uri: str) -> Model | None:
     """The run's own files as `recorded` has them; all that were stamped where the run lists none."""
     both = recorded(saved, content, uri)
     if both is None or saved is None or not saved.files:
@@ -323,13 +332,13 @@ def as_stamped(saved: Model | None, content: Content | None, uri: str) -> Model 
     return replace(both, files=tuple(it for it in both.files if it.path in own), file_count=saved.file_count)
 
 
-def content_of(now: Model) -> Content:
+def content_of(now: Model) -> ModelFiles:
     """A model's files as a stamp records them."""
     files = tuple(
         StampedFile(path=it.path, size=it.size, sha256=it.sha256, crc32c=it.crc32c, generation=it.generation)
         for it in now.files
     )
-    return Content(files=files, file_count=now.file_count)
+    return ModelFiles(files=files, file_count=now.file_count)
 
 
 def is_rewritten(before: ModelFile, now: ModelFile) -> bool:

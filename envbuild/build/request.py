@@ -1,4 +1,4 @@
-"""What is wanted, what was decided, and what came of it; and the checks that need no work."""
+"""What a build is asked for, the plans that follow, and its result; and the checks before any work."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,12 @@ from envbuild.lock.index import check_bundle
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
-from envbuild.manifest.reader import read_manifest
 from envbuild.match.match import match
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of
 from envbuild.match.stack import CudaChoice, Decision, Stack, VariantChoice
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Content, platform_name
+from envbuild.oci.image import Content, Image, platform_name
 from envbuild.oci.layout import check_archive, is_free
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
@@ -41,17 +40,17 @@ LAYOUT_NAME = "latest"
 _OURS = {"oci-layout", "index.json", "blobs", "context"}
 """What envbuild writes into a folder."""
 _FIRST = b"oci-layout\0"
-"""How an archive begins: with the name of its first member."""
+"""How an archive of ours begins: with the name of its first member."""
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-Builder = Literal["assemble", "docker", "cloudbuild"]
+BuilderName = Literal["assemble", "docker", "cloudbuild"]
 ImportCheck = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What is wanted."""
+class BuildRequest:
+    """The options of a build, and the training manifest's bytes, which are stamped as they are."""
 
-    manifest: bytes
+    manifest_bytes: bytes
     manifest_name: str
     """Where the manifest came from, for messages."""
     variant: VariantChoice
@@ -66,18 +65,18 @@ class Order:
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     import_check: ImportCheck = "auto"
-    """Whether what the run imported is imported in the image before that has a name; auto: where nothing proves it."""
-    build: bool = False
-    """Whether what no index has as a wheel may be built, which runs its projects' own code."""
+    """Whether the run's imports are tried in the image before it gets a tag; auto: unless every wheel is the run's."""
+    build_from_source: bool = False
+    """Whether distributions without a wheel may be built from source, which runs their projects' own code."""
     find_links: tuple[Path, ...] = ()
     """Folders to take wheels from."""
     offline: bool = False
-    """Whether folders are all that may be asked for wheels."""
-    exclude_newer: str | None = None
-    """As of which moment an incomplete record is completed: `none` for no date, None for the record's own."""
+    """Whether wheels may only come from folders of this machine."""
+    as_of: str | None = None
+    """The moment as of which an incomplete record is completed: `none` for no date, None for the record's own."""
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """What is set by hand against the profiles."""
+    """What --set replaces in the profile's decisions: `{"cuda": "12.2"}`."""
     platforms: tuple[str, ...] = ()
     """`linux/arm64`; several give an index with one image each, an empty tuple means the run's own."""
     drop: tuple[str, ...] = ()
@@ -89,42 +88,42 @@ class Order:
     bytecode: bool = False
     """Whether the image has bytecode, which makes it larger and its start faster."""
     load: Reference | None = None
-    """What the image is called in the engine that it is loaded into."""
+    """The image's name in the engine that it is loaded into."""
     remote_cache: bool = True
-    """Whether what the registry has of this environment is taken for what it says it is."""
+    """Whether images, layers and facts that others published in the repository are used without making them again."""
     create_repository: bool = False
     """Whether a repository of Artifact Registry that is not there may be created."""
-    builder: Builder = "assemble"
+    builder: BuilderName = "assemble"
     builder_name: str = ""
     """A builder of buildx to build by, on other machines perhaps; empty for the engine itself."""
     cloud: "CloudBuild | None" = None
     ca_bundle: Path | None = None
-    """Certificate authorities that indexes are believed by, before those of pip and of this machine."""
+    """The CA bundle for package indexes; it replaces pip's and this machine's certificate authorities."""
     system_packages: bool = True
     """Whether the image gets the Debian packages that the run had libraries loaded from and the base lacks."""
     attestations: AttestOptions = field(default_factory=AttestOptions)
     """Attestations of each pushed image, and the key that signs them."""
     minimum_record: int = 0
     """The lowest number of a signed record that is accepted and continued."""
-    continued: tuple[str, ...] = ()
-    """Public keys whose records training continues besides those of the key that signs."""
+    trusted_keys: tuple[str, ...] = ()
+    """Public keys whose signed stamp records are continued, besides those of the signing key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be built, decided without the network."""
+    """What will be built for one platform, decided from the manifest and the profiles, without the network."""
 
     manifest: TrainingManifest
     profiles: Profiles
     stack: Stack
     base: str
-    """The base that was asked for, else the profile's."""
+    """The base of --base, else the profile's."""
     not_on_index: tuple[str, ...] = ()
-    """`mylib==1.0: is an editable install of /src`: what no index can have, and locking will want built or given."""
+    """`mylib==1.0: is an editable install of /src`: what no index has, so that it must be built or given as a wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PlatformImage:
     """The image of one platform."""
 
     plan: Plan
@@ -133,37 +132,42 @@ class Part:
     pushed: PushResult | None
     """What the push of this image did; None when it was not pushed."""
     tags: tuple[str, ...]
-    """What names the image there when everything is attached to it."""
+    """The tags that the image gets once everything is attached to it."""
     lock: Lock
     pylock: bytes
     """The lock as it is stamped and written into the context."""
     proof: Proof
     """How many wheels are the files that the run had."""
-    found: bool = False
+    reused: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None
     """What was imported in the image; None where it was not tried."""
     wheelhouse: bool = False
     """Whether the context has every wheel."""
-    named: "Callable[[Reference], Loaded] | None" = None
-    """Gives the image a name in the engine that built it; None where no engine did."""
+    tag_in_engine: "Callable[[Reference], Loaded] | None" = None
+    """Tags the image in the engine that built it; None where no engine did."""
+
+    @property
+    def image(self) -> Image:
+        """The image itself: manifest, config and layers."""
+        return self.assembled.image
 
     @property
     def platform(self) -> str:
         """`linux/amd64`."""
-        return platform_name(self.assembled.image)
+        return platform_name(self.image)
 
     @property
     def digest(self) -> Digest:
         """The digest of the image, as the registry has it where it was pushed."""
-        return self.pushed.digest if self.pushed else self.assembled.image.digest
+        return self.pushed.digest if self.pushed else self.image.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BuildResult:
     """What was built, and where it is now."""
 
-    parts: tuple[Part, ...]
+    images: tuple[PlatformImage, ...]
     """One for each platform, in the order in which they were asked for."""
     content: Content
     """The image, or the index of all images."""
@@ -172,11 +176,11 @@ class Outcome:
     layout: Path | None
     archive: Path | None
     loaded: "Loaded | None"
-    stamped: str | None = None
-    """The record's name beside the model."""
+    stamp_record: str | None = None
+    """The name of the stamp record beside the model; None when nothing was stamped."""
 
     @property
-    def image(self) -> Reference | None:
+    def reference(self) -> Reference | None:
         """By digest, confirmed by the registry; None when the image was not pushed."""
         return self.pushed.reference if self.pushed else None
 
@@ -186,15 +190,17 @@ class Outcome:
         return self.pushed.digest if self.pushed else self.content.digest
 
 
-def make_plans(order: Order) -> tuple[Plan, ...]:
-    """Read the manifest and decide the stack, once for each platform."""
-    manifest = read_manifest(order.manifest, order.manifest_name)
+def make_plans(request: BuildRequest, manifest: TrainingManifest) -> tuple[Plan, ...]:
+    """Decide the stack for each platform from the request's manifest, which is parsed already, and the profiles' files.
+
+    ManifestError, MatchError, and UsageError or BaseError for a base that cannot serve.
+    """
     if not manifest.distributions:
         todo = "capture the run again, where its packages are installed"
-        raise ManifestError("the manifest lists no distribution", where=order.manifest_name, todo=todo)
-    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if order.overrides else frameworks_of(manifest))
-    plans = tuple(_plan(order, manifest, profiles, machine) for machine in order.platforms or (None,))
-    if order.builder == "cloudbuild":
+        raise ManifestError("the manifest lists no distribution", where=request.manifest_name, todo=todo)
+    profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if request.overrides else frameworks_of(manifest))
+    plans = tuple(_plan(request, manifest, profiles, machine) for machine in request.platforms or (None,))
+    if request.builder == "cloudbuild":
         from envbuild.build.cloud import check_plan  # noqa: PLC0415 - Google's library is slow to import
 
         for plan in plans:
@@ -202,70 +208,70 @@ def make_plans(order: Order) -> tuple[Plan, ...]:
     return plans
 
 
-def _plan(order: Order, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:
+def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:
     stack = match(
         manifest,
         profiles,
-        order.variant,
-        cuda_source=order.cuda_source,
-        overrides=order.overrides,
+        request.variant,
+        cuda_source=request.cuda_source,
+        overrides=request.overrides,
         machine=machine,
-        exclude_newer=order.exclude_newer,
-        drop=order.drop,
+        as_of=request.as_of,
+        drop=request.drop,
     )
-    if order.base:
-        refuse_base(order.base, stack.machine, order.cache, stack.python, stack.glibc_minimum)
-        asked = Decision(what="base", value=order.base, reason="it was asked for", source="--base")
+    if request.base:
+        refuse_base(request.base, stack.machine, request.cache, stack.python, stack.glibc_minimum)
+        asked = Decision(what="base", value=request.base, reason="it was asked for", source="--base")
         stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
     kept = {name_of(it) for it in stack.requirements}
     faults = [origin_fault(it) for it in manifest.distributions if canonicalize_name(it.name) in kept]
     not_on_index = tuple(f"{it.requirement}: {it.why}" for it in faults if it is not None)
     return Plan(
-        manifest=manifest, profiles=profiles, stack=stack, base=order.base or stack.base, not_on_index=not_on_index
+        manifest=manifest, profiles=profiles, stack=stack, base=request.base or stack.base, not_on_index=not_on_index
     )
 
 
-def check_order(order: Order) -> None:
-    """Refuse what shows without asking anybody, so before plans are made and in dry runs, too.
+def check_request(request: BuildRequest) -> None:
+    """Refuse what can be checked without a network, before plans are made and in dry runs, too.
 
     UsageError for options that do not go together and places that cannot be written, BuildError for a broken template.
     """
-    check_outputs(order)
-    if order.templates:
-        check_templates(order.templates)
-    if order.ca_bundle:
-        check_bundle(order.ca_bundle)
-    if order.builder == "cloudbuild":
+    check_outputs(request)
+    if request.templates:
+        check_templates(request.templates)
+    if request.ca_bundle:
+        check_bundle(request.ca_bundle)
+    if request.builder == "cloudbuild":
         from envbuild.build.cloud import check_options  # noqa: PLC0415 - Google's library is slow to import
 
-        check_options(order)
+        check_options(request)
 
 
-def check_outputs(order: Order, *, context: bool = True) -> None:
+def check_outputs(request: BuildRequest, *, context: bool = True) -> None:
     """Refuse places that cannot be written; UsageError.
 
     Where no build context is written, `--out` is for a layout alone.
     """
-    layout = not (order.push or order.archive or order.load)
+    layout = not (request.push or request.archive or request.load)
     if layout or context:
-        _check_folder(order.out)
-    if layout and not is_free(order.out, LAYOUT_NAME):
+        _check_folder(request.out)
+    if layout and not is_free(request.out, LAYOUT_NAME):
         todo = "give --out another folder, or remove this one: nothing would name its images any more"
-        raise UsageError("the folder is an OCI layout that envbuild did not write", where=str(order.out), todo=todo)
-    if not order.archive:
+        raise UsageError("the folder is an OCI layout that envbuild did not write", where=str(request.out), todo=todo)
+    if not request.archive:
         return
-    check_archive(order.archive)
-    if _is_foreign(order.archive):
+    check_archive(request.archive)
+    if _is_foreign(request.archive):
         todo = "remove it, or give --archive another file"
-        raise UsageError("the file exists, and is not an archive of envbuild", where=str(order.archive), todo=todo)
-    place = (order.out / "context").resolve()
-    if context and order.archive.resolve() in (place, *place.parents):
-        where = f"--archive {order.archive}, --out {order.out}"
+        raise UsageError("the file exists, and is not an archive of envbuild", where=str(request.archive), todo=todo)
+    place = (request.out / "context").resolve()
+    if context and request.archive.resolve() in (place, *place.parents):
+        where = f"--archive {request.archive}, --out {request.out}"
         raise UsageError("the archive would lie where the build context goes", where=where, todo="give another file")
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse what no folder can be made of, and one of somebody else's files, which the image would lie between."""
+    """Refuse a path where no folder can be made, and a folder that holds files of somebody else."""
     check_stageable(folder, "--out")
     try:
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -279,7 +285,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file is there that no archive of ours is."""
+    """Whether there is a file that is no archive of envbuild."""
     try:
         with path.open("rb") as file:
             head = file.read(len(_FIRST))

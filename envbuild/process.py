@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import IO, BinaryIO, cast
+from contextlib import contextmanager, suppress
+from typing import IO
 
 _GRACE = 20.0
 """Seconds for a program to clean up."""
@@ -38,11 +38,9 @@ def running(
     finally:
         _end(process)
         for stream in (process.stdin, process.stdout, process.stderr):
-            try:
+            with suppress(BrokenPipeError):
                 if stream:
                     stream.close()
-            except BrokenPipeError:
-                pass
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -50,12 +48,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             return
         os.killpg(process.pid, number)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def output(process: subprocess.Popen[bytes]) -> BinaryIO:
-    """Return what a program writes to its piped standard output."""
-    return cast("BinaryIO", process.stdout)
