@@ -42,7 +42,7 @@ class PickleFacts(NamedTuple):
 
 def read_pickle(source: RangeReader) -> PickleFacts:
     """Read the opcodes of a pickle, of joblib's too, compressed or not; Unread for other data."""
-    reader, unread = _Opcodes(_Stream(source)), None
+    reader, unread = _Opcodes(_PickleBytes(source)), None
     try:
         reader.read()
     except Unread as error:
@@ -52,7 +52,7 @@ def read_pickle(source: RangeReader) -> PickleFacts:
     return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, unread)
 
 
-class _Stream:
+class _PickleBytes:
     """The bytes of a pickle, one after the other, unpacked where joblib has compressed them."""
 
     def __init__(self, source: RangeReader) -> None:
@@ -151,7 +151,7 @@ _MARK = _Object("mark")
 class _Opcodes:
     """A machine that follows the opcodes with stand-ins for all objects; see Lib/pickletools.py for their meaning."""
 
-    def __init__(self, stream: _Stream, nested: int = 0) -> None:
+    def __init__(self, stream: _PickleBytes, nested: int = 0) -> None:
         self._stream, self._nested = stream, nested
         self._stack: List[Any] = []
         self._memo: Dict[int, Any] = {}
