@@ -21,9 +21,9 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.push import PushResult, publish, stamped_tag
 from envbuild.report import Reporter
 from envbuild.stamp.history import Signer, Snapshot
+from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import ModelFiles, StampEntry
 from envbuild.stamp.stamping import StampResult, stamp
-from envbuild.stamp.store import parse_model_uri
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded
@@ -188,9 +188,8 @@ def check_model_files(
         image.manifest_sha256 for image in previous.images
     }
     expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
-    target = parse_model_uri(uri)
-    is_folder = target.folder or (target.bucket is None and Path(target.path).is_dir())
-    place = uri if is_folder else folder_of(uri, manifest)
+    with open_model(uri) as model:
+        place = folder_of(uri, manifest) if model.is_file else uri
     present = files_now(place, of_run or of_stamp, patient=True)
     problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(of_run), exact=exact)
     if of_run is None and report:

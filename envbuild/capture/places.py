@@ -269,7 +269,7 @@ def place_of(uri: str, recorded: Optional[Mapping[str, int]] = None, seconds: fl
         host, slash, path = uri[scheme.end() :].partition("/")
         if scheme.group(1).lower() != "file" or host not in ("", "localhost"):
             raise Unread("only paths, file:// and gs:// are read")
-        path = unquote(slash + path)
+        path = unquote(slash + path, errors="surrogateescape")
     if "\0" in path or not os.path.lexists(path):
         raise Unread(NO_FILE)
     return LocalPlace(path, recorded, seconds)

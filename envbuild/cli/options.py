@@ -122,7 +122,10 @@ class ImageOptions:
     )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
-        HOW, "With --sign, continue this public key's records too. To serve, the stamp must be signed by it.", "KEY"
+        HOW,
+        "A public key in PEM, or keyless:ISSUER=IDENTITY. With --sign, its records are continued too. To serve, the "
+        "stamp must be signed by it.",
+        "KEY",
     )
     minimum_record: MinimumRecord = None
     bytecode: bool | None = option(

@@ -26,6 +26,8 @@ _LOCK_SECONDS = 60.0
 _LOCK_PAUSE = 0.01
 _POINTER_LIMIT = 16 * 1024 * 1024
 _NO_FILE = "not a regular file"
+_UNUSABLE = {errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.EISDIR, errno.EINVAL}
+"""What is never a record, whoever reads it; any other error may hide one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,11 @@ class DirectoryStore:
                     data = file.read(limit + 1)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            except PermissionError as error:  # it may be the newest record
-                what, todo = f"the file cannot be read: {error.strerror}", "check its permissions"
-                raise Unreachable(what, where=str(path), todo=todo) from error
+            except OSError as error:
+                if error.errno in _UNUSABLE:
+                    raise
+                what, todo = f"the file cannot be read: {error.strerror}", "check its permissions and the disk"
+                raise Unreachable(what, where=str(path), todo=todo) from error  # it may be the newest record
         if len(data) > limit:
             what = f"the file has more than {limit} bytes"
             raise StampError(what, where=str(path), todo="check that it is the right file")

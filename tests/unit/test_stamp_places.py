@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.capture.model import model_facts
 from envbuild.cli.commands import run
 from envbuild.errors import EnvbuildError, StampError, UsageError
 from envbuild.stamp.directory import DirectoryStore
@@ -177,3 +178,13 @@ def test_a_name_that_the_file_system_has_not_room_for_is_told(tmp_path):
 def test_names_that_are_not_utf_8_stay_different():
     assert parse_model_uri("file:///m/q%FF").path != parse_model_uri("file:///m/q%FE").path
     assert os.fsencode(parse_model_uri("file:///m/q%FF").path) == b"/m/q\xff"
+
+
+def test_a_uri_means_one_folder_where_it_is_stamped_and_where_its_files_are_read(tmp_path):
+    for name, files in ((b"q\xff", ("model.keras", "added.keras")), ("q\ufffd".encode(), ("model.keras",))):
+        folder = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+        folder.mkdir()
+        for file in files:
+            (folder / file).write_bytes(b"x")
+    found = model_facts(f"file://{tmp_path}/q%FF")
+    assert [it["path"] for it in found["files"]] == ["added.keras", "model.keras"]
