@@ -246,10 +246,10 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One of several models or preprocessing steps in a model's folder."""
+    """One of several in a model's folder."""
 
     path: Line
-    """Of its file, relative to the folder; of a format of several files, of the one that describes it."""
+    """Of its file, or of the one that describes several."""
     format: Line
     """As of the model."""
     written_by: tuple[Writer, ...] = ()
@@ -282,7 +282,7 @@ class Model:
     details: Pairs = ()
     """What else the format says: `tags`, `singleprint`, `backend`, `opset`, `producer`, `schema_version`, `modules`."""
     artifacts: tuple[Artifact, ...] = ()
-    """Each of its models and preprocessing steps, where there are several; the first is the one described above."""
+    """Its models and preprocessing steps, if there are several."""
     unread: Line | None = None
     """Why it could not be read, or not wholly."""
 
