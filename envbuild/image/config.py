@@ -114,9 +114,17 @@ def whole_config(base: Base, inner: Mapping[str, Any], layers: Sequence[Layer]) 
 def _parse(base: Base) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(base.image.config)
-        return config | {"config": dict(config.get("config") or {}), "history": list(config.get("history") or [])}
+        inner = dict(config.get("config") or {})
+        _check(inner)
+        return config | {"config": inner, "history": list(config.get("history") or [])}
     except (ValueError, TypeError, AttributeError) as error:
         raise BaseError("the base's config is not valid JSON", where=base.name) from error
+
+
+def _check(inner: Mapping[str, Any]) -> None:
+    texts = all(isinstance(line, str) for line in inner.get("Env") or ())
+    if not texts or not isinstance(inner.get("Labels") or {}, dict):
+        raise TypeError("Env or Labels are of another type")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

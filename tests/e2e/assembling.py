@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -23,7 +24,21 @@ from envbuild.oci import deflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from tests.layers import WheelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WheelFiles:
+    """Wheels that are all on this machine, by their sha256."""
+
+    paths: dict[Digest, Path]
+
+    def path(self, wheel: LockedWheel) -> Path:
+        """Return the file of a wheel."""
+        return self.paths[wheel.sha256]
+
+    def stop(self) -> None:
+        """Do nothing, as nothing waits."""
+
 
 TARGET = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 

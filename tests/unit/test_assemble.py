@@ -16,12 +16,13 @@ import tarfile
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.errors import BuildError, WheelError
+from envbuild.errors import BaseError, BuildError, WheelError
 from envbuild.image import assembler
 from envbuild.image.assembler import assemble, wheels_to_read
 from envbuild.image.layers import maker
@@ -239,6 +240,23 @@ def test_a_cached_layer_that_was_cut_short_is_made_again(tmp_path):
     assert not any(layer.reused for layer in again.image.layers)
     assert again.image.digest == first.image.digest
     tree(again.image)
+
+
+def test_a_layer_that_was_found_is_opened_although_its_entry_left_the_cache(tmp_path):
+    wheel = everything()
+    built(tmp_path, wheel)
+    again = assemble(recipe(wheel), base(), WheelFiles({}), LayerCache(tmp_path / "cache"))
+    for path in (tmp_path / "cache/layers").iterdir():
+        path.unlink()
+    assert tree(again.image)
+
+
+@pytest.mark.parametrize("config", [{"Env": [1, None]}, {"Labels": "x"}])
+def test_a_base_whose_config_has_other_types_is_refused(tmp_path, config):
+    other = base()
+    image = replace(other.image, config=json.dumps({"config": config}).encode())
+    with pytest.raises(BaseError):
+        assemble(recipe(), replace(other, image=image), WheelFiles({}), LayerCache(tmp_path / "cache"))
 
 
 def test_no_library_that_inflates_decides_a_byte(tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ class Bytecode:
 
     def wheels_to_read(self) -> tuple[LockedWheel, ...]:
         """Return the wheels whose sources `specs` will need."""
-        parcels = [parcel for layer in self.layers if not self._is_settled(layer) for parcel in layer.parcels]
+        parcels = [parcel for layer in self.layers if self._find_settled(layer) is None for parcel in layer.parcels]
         return tuple(it.wheel for it in parcels if it.wheel and self.compiling.store.get(it.key) is None)
 
     def slots(self, *, known: bool = True) -> Iterator[Slot]:
@@ -144,13 +144,14 @@ class Bytecode:
         WheelError if a wheel is damaged, BuildError if the interpreter does not work.
         """
         self.cache.prefetch([it.key for it in self.layers], [it.tally_key for it in self.layers])
-        lacking = {layer.key for layer in self.layers if not self._is_settled(layer)}
-        self.compiling.compile([it for layer in self.layers if layer.key in lacking for it in layer.parcels], opened)
+        settled = {layer.key: self._find_settled(layer) for layer in self.layers}
+        parcels = [it for layer in self.layers if settled[layer.key] is None for it in layer.parcels]
+        compiled = dict(zip([it.key for it in parcels], self.compiling.compile(parcels, opened), strict=True))
         specs, total = [], Tally()
         for layer in self.layers:
-            tally = None if layer.key in lacking else self._find_tally(layer)
+            tally = settled[layer.key]
             if tally is None:  # count what was compiled here, and not what the registry notes
-                tally = sum((it.tally for it in self.compiling.compile(layer.parcels, opened)), Tally())
+                tally = sum((compiled[it.key].tally for it in layer.parcels), Tally())
                 self.cache.note(layer.tally_key, tally.to_dict())
             total += tally
             if tally.compiled:
@@ -170,10 +171,10 @@ class Bytecode:
                     files[it.name] = LayerFile(InstalledFile(it.name, executable=False, source=it), archive)
         return list(files.values())
 
-    def _is_settled(self, layer: BytecodeLayer) -> bool:
-        """Whether the number of files in a layer is known, and the layer cached unless it is empty."""
+    def _find_settled(self, layer: BytecodeLayer) -> Tally | None:
+        """The number of files in a layer; None where it is not known, or the layer has files and is not cached."""
         tally = self._find_tally(layer)
-        return tally is not None and (not tally.compiled or self.cache.knows(layer.key))
+        return tally if tally is not None and (not tally.compiled or self.cache.knows(layer.key)) else None
 
     def _find_tally(self, layer: BytecodeLayer) -> Tally | None:
         return self.cache.note_or_claim(layer.tally_key, Tally.from_dict)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
 from envbuild.errors import BuildError
-from envbuild.image.layers.cache import LayerCache
+from envbuild.image.layers.cache import CachedLayer, LayerCache
 from envbuild.image.layers.helper import Answer, Helper, LocalWheel, OpenWheel, Task, open_wheel
 from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tar_layer, write_compressed, write_layer
 from envbuild.lock.facts import requirements_of
@@ -189,7 +189,7 @@ class Maker:
         else:
             found = cached or self._cache.make(spec.key, partial(self.write, spec))
             result, path, place = found.result, found.path, "cache" if found.reused else ""
-            opener = partial(self._open, spec, result, "the cache") if found.reused else partial(open_file, path)
+            opener = partial(self._open, spec, result, "the cache", found) if found.reused else partial(open_file, path)
         self.results[spec.key] = result
         descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
         return Layer(descriptor, result.diff_id, opener, spec.label, bool(place), found=place, path=path)
@@ -226,12 +226,13 @@ class Maker:
             return write_compressed(tar_layer(prefix, files, spec.links), sink, self._pool)
         return write_layer(sink, prefix, files, self._pool, spec.links)
 
-    def _open(self, spec: LayerSpec, expected: LayerResult, where: str) -> BinaryIO:
+    def _open(self, spec: LayerSpec, expected: LayerResult, where: str, found: CachedLayer | None = None) -> BinaryIO:
         """Open a layer of the cache after its bytes were checked; one that is damaged or lost is made again.
 
+        `found` is what the cache had at first: another run may have removed its entry since, and not the bytes.
         BuildError if the result is another one.
         """
-        found = self._cache.get(spec.key)
+        found = found or self._cache.get(spec.key)
         if found is None or not self._cache.is_intact(found):
             with self._remaking, Maker(self._recipe, self._cache, self._wheels) as again:
                 found = self._cache.get(spec.key)

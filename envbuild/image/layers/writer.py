@@ -22,7 +22,7 @@ from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
-from envbuild.wheel.archive import Member, WheelArchive, parents
+from envbuild.wheel.archive import Member, WheelArchive
 from envbuild.wheel.install import InstalledFile, record_hash
 
 T = TypeVar("T")
@@ -198,7 +198,11 @@ def _content(item: _Item) -> Iterator[bytes | memoryview]:
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
     contents: dict[str, LayerFile | Link | None] = {f"{root}/{item.file.path}": item for item in files}
     contents |= {f"{root}/{link.path}": link for link in links}
-    contents = dict.fromkeys(parent for path in contents for parent in parents(path)) | contents
+    for path in list(contents):
+        parent = path.rpartition("/")[0]
+        while parent and parent not in contents:
+            contents[parent] = None
+            parent = parent.rpartition("/")[0]
     items, padding = [], 0
     for path in sorted(contents, key=lambda path: path.split("/")):
         content = contents[path]
