@@ -44,7 +44,7 @@ class Assembler(Builder):
         return self.result(locked, image, push(image, self.push_to), imports=imports, reused=True)
 
     def _find_existing(self) -> Image | None:
-        """Return the repository's image of this environment; VerifyError if its content differs."""
+        """Return the repository's image of this environment; VerifyError if config, manifest or known layers differ."""
         if self.push_to is None or not self.request.remote_cache:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The interface of the three builders, and the checks that they share."""
+"""The interface of the builders, and the checks that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping

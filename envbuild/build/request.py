@@ -119,7 +119,7 @@ class Plan:
     base: str
     """The base of --base, else the profile's."""
     not_on_index: tuple[str, ...] = ()
-    """`mylib==1.0: is an editable install of /src`: what no index has, so that it must be built or given as a wheel."""
+    """`mylib==1.0: is an editable install of /src`: not from an index, so it must be built or given as a wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class PlatformImage:
     pylock: bytes
     """The lock as it is stamped and written into the context."""
     proof: Proof
-    """How many wheels are the files that the run had."""
+    """For each distribution, how its wheel compares with the run's."""
     reused: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None
@@ -193,7 +193,7 @@ class BuildResult:
 def make_plans(request: BuildRequest, manifest: TrainingManifest) -> tuple[Plan, ...]:
     """Decide the stack for each platform from the request's manifest, which is parsed already, and the profiles' files.
 
-    ManifestError, MatchError, and UsageError or BaseError for a base that cannot serve.
+    ManifestError, MatchError, and UsageError or BaseError for a base that does not fit.
     """
     if not manifest.distributions:
         todo = "capture the run again, where its packages are installed"

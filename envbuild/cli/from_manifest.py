@@ -67,7 +67,7 @@ def run(
 
 
 def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
-    """Refuse what only a serving image has, and a lowest record where none is signed; UsageError."""
+    """Refuse what only a serving image has, and --signed and --minimum-record without a signed stamp; UsageError."""
     default = ServeOptions()
     names = ("server", "server_version", "server_image", "extra", "app", "cmd", "embed_model", "slim", "gate")
     useless = [name for name in (*names, "no_stamp", "parent_key") if getattr(serving, name) != getattr(default, name)]

@@ -48,11 +48,11 @@ class Assembled:
     bytecode: Tally | None = None
     """Counts of the bytecode; None if none was requested."""
     remarks: tuple[str, ...] = ()
-    """Notes on system packages that were only unpacked."""
+    """Notes on system packages that were only unpacked; of a child image, on files that clash."""
 
 
 def look_up_layers(recipe: Recipe, cache: LayerCache) -> None:
-    """Look up at once what is known of the layers before a wheel is read."""
+    """Ask the shared cache for the keys of all layers and notes at once, before a wheel is read."""
     remarks = [_remarks_key(packages_key(recipe))] if recipe.packages else []
     cache.prefetch([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
 

@@ -129,7 +129,7 @@ def _check(inner: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A layer that the inputs require."""
+    """A layer that an image of the inputs has, or may have."""
 
     label: str
     """Its line in the image's history."""

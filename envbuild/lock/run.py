@@ -65,7 +65,7 @@ class Options:
     changes: tuple[PinChange, ...] = ()
     """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
-    """Normalised names of distributions of the run that `--drop` leaves out; the lock keeps them."""
+    """Normalised names of distributions of the run that `--drop` leaves out; recorded in `Lock.dropped`."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
@@ -85,7 +85,7 @@ class LockResult:
     added: tuple[str, ...] = ()
     """`fastapi==0.115.0`: what the extras added."""
     conflicts: tuple[Conflict, ...] = ()
-    """Declared requirements that the lock does not satisfy, as the run did not."""
+    """Declared requirements that the lock does not satisfy, each with whether the run had that conflict."""
     required: frozenset[str] = frozenset()
     """Normalised names of what distributions of the lock require."""
     built: tuple[tuple[str, str], ...] = ()
@@ -188,8 +188,8 @@ def verify_files(
 ) -> LockResult:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    A wheel stays identical only if each of its files is as in RECORD; `verified_members` were compared already, by
-    wheel.
+    Of the wheels whose files are here, one stays identical only if all its members are as in RECORD;
+    `verified_members` were compared already, by wheel.
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, verified_members)

@@ -70,8 +70,8 @@ def push(
 
     An image that gets attachments is pushed without tags, which `publish` then sets.
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
-    After an error all other uploads have been cut, and every tag points to a whole image; at most one tag, whose
-    confirmation failed, is new.
+    After an error all other uploads have been cut, and every tag points to a whole image; tags that were set
+    before it, and one whose confirmation failed, are new.
     """
     named = _valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
@@ -284,8 +284,8 @@ def publish(
 ) -> None:
     """Attach what belongs to images that a registry has by digest, and only then set their tags.
 
-    Every push ends here, so no tag names an image before its signatures are there. The keys are images and indexes by
-    digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
+    Every push ends here, so only an engine's temporary tag names an image before its signatures. The keys are
+    images and indexes by digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
     """
     try:
         attach()

@@ -115,7 +115,7 @@ class LayerSpec:
     files: Callable[[OpenWheels], Sequence[LayerFile]]
     links: Sequence[Link] = ()
     weight: int = 0
-    """Bytes of the wheels in it, for the progress."""
+    """Bytes of its contents, for the progress and for whether it is `heavy`."""
     prefix: str | None = None
     """The folder above the files; None for the environment's own."""
     writer: Callable[[BinaryIO, Executor], LayerResult] | None = None
