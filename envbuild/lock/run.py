@@ -222,7 +222,7 @@ class _FirstLock(NamedTuple):
 
     lock: Lock
     settings: IndexSettings
-    built: tuple[Commit | LockedWheel, ...] = ()
+    build_sources: tuple[Commit | LockedWheel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -270,7 +270,7 @@ def _first_lock(
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
     settings = replace(settings, find_links=(*folders, *settings.find_links))
     left = tuple(left_out.items())
-    return _FirstLock(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
+    return _FirstLock(lock=attempt(settings, left_out), settings=settings, build_sources=sources, left_out=left)
 
 
 def _find_sources(
@@ -342,7 +342,7 @@ def _finish_lock(
         added=added,
         conflicts=conflicts,
         required=find_required(locked.wheels, facts, target),
-        built=tuple((source.name, describe_source(source)) for source in first.built),
+        built=tuple((source.name, describe_source(source)) for source in first.build_sources),
         warnings=first.lock.date_warnings,
         source_notes=(*own_wheels, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
         left_out=(*drop_reasons.items(), *first.left_out),
