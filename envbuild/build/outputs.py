@@ -46,13 +46,13 @@ def write_outputs(
     if layout:
         report.step(f"writing the OCI layout {layout}")
     # What a layout has already stays where it is; a new one appears whole.
-    kept = layout is not None and (layout / "index.json").exists()
+    layout_exists = layout is not None and (layout / "index.json").exists()
     with staged_folder(request.out) as folder:
         for image in images:
             name = "context" if len(images) == 1 else f"context/{image.platform.replace('/', '-')}"
             context = Context(recipe=image.recipe, lock=image.lock, pylock=image.pylock, wheelhouse=image.wheelhouse)
             write_context(folder / name, context, request)
-        if layout and not kept:
+        if layout and not layout_exists:
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
         if request.archive:
@@ -61,7 +61,7 @@ def write_outputs(
         if request.load:
             load = images[0].tag_in_engine or (lambda name: load_into_engine(name, content, report))
             loaded = load(request.load)
-    if layout and kept:
+    if layout and layout_exists:
         write_layout(content, layout, name=LAYOUT_NAME)
     return BuildResult(
         images=tuple(images), content=content, pushed=pushed, layout=layout, archive=request.archive, loaded=loaded

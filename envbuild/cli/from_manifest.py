@@ -21,7 +21,7 @@ from envbuild.cli.options import (
     Manifest,
 )
 from envbuild.cli.serve import ServeOptions, make_serving_image
-from envbuild.cli.summary import reference, report_result, result_values, summary
+from envbuild.cli.summary import reference, result_values, summary, write_github_files
 from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
@@ -118,5 +118,5 @@ def _build(
     for line in summary(result, time.monotonic() - started):
         progress.note(line)
     value = result_values(result, time.monotonic() - started)
-    report_result(value)
+    write_github_files(value)
     typer.echo(json.dumps(value, indent=2) if as_json else reference(result))

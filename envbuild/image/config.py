@@ -46,7 +46,7 @@ def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
     return [file], links
 
 
-def checkup_files(recipe: Recipe) -> list[LayerFile]:
+def startup_check_files(recipe: Recipe) -> list[LayerFile]:
     """Return the start-up check and its list: a layer of their own, which stays when an image is rebased."""
     return [
         LayerFile(InstalledFile(path, executable=path == PROGRAM, source=content), None)
