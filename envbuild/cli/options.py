@@ -123,8 +123,7 @@ class ImageOptions:
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
-        "A public key in PEM, or keyless:ISSUER=IDENTITY. With --sign, its records are continued too. To serve, the "
-        "stamp must be signed by it.",
+        "PEM or keyless:ISSUER=IDENTITY. With --sign, continue its records too. To serve, it must have signed the stamp.",
         "KEY",
     )
     minimum_record: MinimumRecord = None
