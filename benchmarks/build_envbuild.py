@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envbuild.base.interpreter import compiling_on
 from envbuild.base.resolve import resolve_base
-from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
+from envbuild.image.assembler import assemble, find_difference, prefetch_layer_keys, wheels_to_read
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
@@ -79,7 +79,7 @@ def made(
     """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
     cache = LayerCache(folder, shared)
     with Downloads(folder) as downloads, Upload(reference) as upload:
-        look_up_layers(recipe, cache)
+        prefetch_layer_keys(recipe, cache)
         if needed := wheels_to_read(recipe, cache, compiling):
             downloads.start(needed)
             for layer in base.image.layers:

@@ -1,4 +1,4 @@
-"""Recipe: everything that decides the image's bytes, and nothing else."""
+"""Recipe: what decides the image's bytes; its digest is the environment id."""
 
 import posixpath
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Base:
     """A base image with the facts from its files."""
 
     name: str
-    """The requested name, by digest if it is in a registry: `debian:bookworm`, `python:3.11.7-slim@sha256:…`."""
+    """The name to pull it by, by digest if it is in a registry: `debian:bookworm`, `python:3.11.7-slim@sha256:…`."""
     image: Image
     target: Target
     """Python, machine and glibc of the base."""
@@ -62,6 +62,7 @@ class Recipe:
     """The environment: wheels, packages, base, variables, labels and user."""
 
     base_name: str
+    """Only for the build context; not part of the environment id."""
     base_digest: Digest
     python_path: str
     target: Target

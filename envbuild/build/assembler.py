@@ -7,7 +7,7 @@ from dataclasses import replace
 from envbuild.build.builder import Builder, report_content
 from envbuild.build.request import PlatformImage
 from envbuild.errors import RegistryError, VerifyError, counted
-from envbuild.image.assembler import assemble, find_difference, look_up_layers, wheels_to_read
+from envbuild.image.assembler import assemble, find_difference, prefetch_layer_keys, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.writer import LayerResult
@@ -41,10 +41,10 @@ class Assembler(Builder):
         self.report.note(f"the registry has the environment {self.recipe.environment.short} already; nothing is built")
         locked = self.confirm_lock({})
         imports = self.try_imports(locked, image, settings)
-        return self.result(locked, image, push(image, self.push_to), imports=imports, reused=True)
+        return self.make_platform_image(locked, image, push(image, self.push_to), imports=imports, reused=True)
 
     def _find_existing(self) -> Image | None:
-        """Return the repository's image of this environment; VerifyError if its content differs."""
+        """Return the repository's image of this environment; VerifyError if config, manifest or known layers differ."""
         if self.push_to is None or not self.request.remote_cache:
             return None
         try:
@@ -61,7 +61,7 @@ class Assembler(Builder):
     def assemble(self, settings: IndexSettings) -> PlatformImage:
         """Assemble the image, and push it if requested; its tags are set after all checks."""
         cache = LayerCache(self.request.cache, self.shared, self.report.note)
-        look_up_layers(self.recipe, cache)
+        prefetch_layer_keys(self.recipe, cache)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
             needed = tuple(dict.fromkeys((*needed, *self.recipe.wheels)))
@@ -91,7 +91,7 @@ class Assembler(Builder):
             cache.share(assembled.results)
             if self.shared and self.shared.last_error:
                 self.report.note(f"the registry does not serve as a cache of layers: {self.shared.last_error}")
-        return self.result(locked, assembled, pushed, imports=imports)
+        return self.make_platform_image(locked, assembled, pushed, imports=imports)
 
     @property
     def tags(self) -> tuple[str, ...]:

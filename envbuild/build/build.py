@@ -119,7 +119,7 @@ def _builder_class(request: BuildRequest) -> type[Builder]:
         return Cloud
     from envbuild.build.docker import Buildx, Docker  # noqa: PLC0415 - Docker's library is slow to import
 
-    return Buildx if request.builder_name else Docker
+    return Buildx if request.buildx_name else Docker
 
 
 def _push_index(
@@ -141,7 +141,7 @@ def prepare_destinations(request: BuildRequest, report: Reporter) -> bool:
     Return whether tags are immutable there, if known.
     """
     immutable_tags = False
-    size_limit()
+    size_limit()  # a limit that is no size is refused now
     check_attestations(request)
     _check_builder(request)
     if request.push:
@@ -163,8 +163,8 @@ def prepare_destinations(request: BuildRequest, report: Reporter) -> bool:
 
 def _check_builder(request: BuildRequest) -> None:
     """Refuse what the builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
-    if request.builder_name and request.builder != "docker":
-        what, where = "only --builder docker has builders", f"--builder-name {request.builder_name}"
+    if request.buildx_name and request.builder != "docker":
+        what, where = "only --builder docker has builders", f"--builder-name {request.buildx_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import

@@ -1,4 +1,4 @@
-"""The interface of the three builders, and the checks that they share."""
+"""The interface of the builders, and the checks that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -63,7 +63,7 @@ class Builder(ABC):
     def build(self, settings: IndexSettings) -> PlatformImage:
         """Build the image, and push it if requested."""
 
-    def result(
+    def make_platform_image(
         self,
         locked: LockResult,
         assembled: Assembled | Image,
@@ -127,7 +127,7 @@ class Builder(ABC):
         self.report.note(found.summary)
         for note in found.notes:
             self.report.note(str(note))
-        cache.note(self.loading_key, value=True, share=False)
+        cache.store_note(self.loading_key, value=True, share=False)
 
     def try_imports(
         self, locked: LockResult, image: Image | None, settings: IndexSettings, place: "Place | None" = None

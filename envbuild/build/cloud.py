@@ -112,7 +112,7 @@ class Cloud(ContextBuilder):
         image, locked = self.pull_pushed(reference.digest), self.confirm_lock({})
         pushed = PushResult(reference=reference, uploaded=0, not_sent=0)
         imports = self.try_imports(locked, image, settings)
-        return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)
+        return self.make_platform_image(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)
 
 
 def check_project(options: CloudBuild) -> None:

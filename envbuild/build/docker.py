@@ -146,11 +146,11 @@ def check_docker(request: BuildRequest) -> None:
     if request.bytecode:
         todo = "leave out --bytecode, or --builder docker"
         raise UsageError("only the assembler compiles modules", where="--bytecode", todo=todo)
-    if request.builder_name:
+    if request.buildx_name:
         if not request.push:
-            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {request.builder_name}"
+            what, where = "a builder of buildx gives its image to a registry", f"--builder-name {request.buildx_name}"
             raise UsageError(what, where=where, todo="give --push REPOSITORY")
-        require_buildx(find_client(), request.builder_name)
+        require_buildx(find_client(), request.buildx_name)
         return
     if len(request.platforms) > 1:
         todo = "name a builder of buildx (--builder-name) and a repository (--push), or leave out --builder docker"
@@ -181,7 +181,7 @@ class Docker(ContextBuilder):
         there = InImage(name=image.id, client=engine, image=find_image(engine, image.id, self.report))
         imports = self.try_imports(locked, None, settings, Place(name="container engine", runner=there))
         pushed, content = self._push(image) if self.push_to else (None, self._save(image))
-        return self.result(
+        return self.make_platform_image(
             locked,
             content,
             pushed,
@@ -210,13 +210,13 @@ class Buildx(ContextBuilder):
 
     def build(self, settings: IndexSettings) -> PlatformImage:
         """Build there and push from there; the digest is the one that the builder was given by the registry."""
-        client = require_buildx(find_client(), self.request.builder_name)
+        client = require_buildx(find_client(), self.request.buildx_name)
         if not self.is_base_pullable():
             what = "a builder of buildx takes its base from a registry"
             todo = "push the base to a registry that the builder reaches, and give it by --base"
             raise UsageError(what, where=f"--base {self.base.name}", todo=todo)
         assert self.push_to is not None, "the request was checked"
-        name, builder = self.push_to.name, self.request.builder_name
+        name, builder = self.push_to.name, self.request.buildx_name
         with (
             self.prepare_context(settings, "") as (inputs, wheelhouse),
             TemporaryDirectory(prefix="envbuild-") as folder,
@@ -232,4 +232,4 @@ class Buildx(ContextBuilder):
         image, locked = self.pull_pushed(digest), self.confirm_lock({})
         pushed = PushResult(reference=self.push_to.at(digest), uploaded=0, not_sent=0)
         imports = self.try_imports(locked, image, settings)
-        return self.result(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)
+        return self.make_platform_image(locked, image, pushed, imports=imports, wheelhouse=wheelhouse)

@@ -131,7 +131,7 @@ def assemble_extension(
 
     `compiling` is what `compiling_for` gives. `cache` may have behind it what others share; it is ours alone without.
     """
-    cache = cache or LayerCache(options.cache, note=report.note)
+    cache = cache or LayerCache(options.cache, on_damage=report.note)
 
     with Downloads(options.cache, reporter=report, settings=options.settings) as downloads:
         downloads.start(wheels_of_child(parent, above, addition, cache, compiling))

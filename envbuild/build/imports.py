@@ -51,7 +51,7 @@ def try_imports(
             place = resources.enter_context(place_for(image, stack.machine, builder.report))
         found = _import(builder, locked, names, settings, place)
     if found.modules:
-        cache.note(key, found.to_dict(), share=False)
+        cache.store_note(key, found.to_dict(), share=False)
     return found
 
 

@@ -46,13 +46,13 @@ def write_outputs(
     if layout:
         report.step(f"writing the OCI layout {layout}")
     # What a layout has already stays where it is; a new one appears whole.
-    kept = layout is not None and (layout / "index.json").exists()
+    layout_exists = layout is not None and (layout / "index.json").exists()
     with staged_folder(request.out) as folder:
         for image in images:
             name = "context" if len(images) == 1 else f"context/{image.platform.replace('/', '-')}"
             context = Context(recipe=image.recipe, lock=image.lock, pylock=image.pylock, wheelhouse=image.wheelhouse)
             write_context(folder / name, context, request)
-        if layout and not kept:
+        if layout and not layout_exists:
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
         if request.archive:
@@ -61,7 +61,7 @@ def write_outputs(
         if request.load:
             load = images[0].tag_in_engine or (lambda name: load_into_engine(name, content, report))
             loaded = load(request.load)
-    if layout and kept:
+    if layout and layout_exists:
         write_layout(content, layout, name=LAYOUT_NAME)
     return BuildResult(
         images=tuple(images), content=content, pushed=pushed, layout=layout, archive=request.archive, loaded=loaded
@@ -153,7 +153,7 @@ def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, star
 
 
 def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
-    """The options that say how it is built, chosen or not; where it goes and where wheels lie here is left out."""
+    """The options that say how it is built, switches only if they are on; where it goes and wheels lie is left out."""
     yield "builder", request.builder
     yield "resolver", request.resolver
     yield "cuda-source", request.cuda_source
@@ -170,11 +170,12 @@ def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
 def check_model_files(
     request: BuildRequest, manifest: TrainingManifest, stamp_before: Snapshot, report: Reporter | None = None
 ) -> ModelFiles | None:
-    """Read the files of the model that is to be stamped; StampError where they are not those that the manifest lists.
+    """Read the files of the model that is to be stamped, and return them for the stamp record; None if none are known.
 
+    StampError where they are not those that the manifest lists; with `stamp_anyway` a warning, and `forced` says why.
     Where it lists none, they have to be those of the stamp in place. With a key, files that were stamped for this very
     manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
-    for this manifest need not be forced again. `stamp_before` is that stamp, as it was read at first.
+    for this manifest need not be forced again. `stamp_before` is what was there at first, a stamp or none.
     """
     from envbuild.verify.rules.model import compare_files, size_note  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415

@@ -42,7 +42,7 @@ _OURS = {"oci-layout", "index.json", "blobs", "context"}
 _FIRST = b"oci-layout\0"
 """How an archive of ours begins: with the name of its first member."""
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-BuilderName = Literal["assemble", "docker", "cloudbuild"]
+BuilderKind = Literal["assemble", "docker", "cloudbuild"]
 ImportCheck = Literal["auto", "always", "never"]
 
 
@@ -93,8 +93,8 @@ class BuildRequest:
     """Whether images, layers and facts that others published in the repository are used without making them again."""
     create_repository: bool = False
     """Whether a repository of Artifact Registry that is not there may be created."""
-    builder: BuilderName = "assemble"
-    builder_name: str = ""
+    builder: BuilderKind = "assemble"
+    buildx_name: str = ""
     """A builder of buildx to build by, on other machines perhaps; empty for the engine itself."""
     cloud: "CloudBuild | None" = None
     ca_bundle: Path | None = None
@@ -119,7 +119,7 @@ class Plan:
     base: str
     """The base of --base, else the profile's."""
     not_on_index: tuple[str, ...] = ()
-    """`mylib==1.0: is an editable install of /src`: what no index has, so that it must be built or given as a wheel."""
+    """`mylib==1.0: is an editable install of /src`: not from an index, so it must be built or given as a wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class PlatformImage:
     pylock: bytes
     """The lock as it is stamped and written into the context."""
     proof: Proof
-    """How many wheels are the files that the run had."""
+    """For each distribution, how its wheel compares with the run's."""
     reused: bool = False
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None
@@ -193,13 +193,13 @@ class BuildResult:
 def make_plans(request: BuildRequest, manifest: TrainingManifest) -> tuple[Plan, ...]:
     """Decide the stack for each platform from the request's manifest, which is parsed already, and the profiles' files.
 
-    ManifestError, MatchError, and UsageError or BaseError for a base that cannot serve.
+    ManifestError, MatchError, and UsageError or BaseError for a base that does not fit.
     """
     if not manifest.distributions:
         todo = "capture the run again, where its packages are installed"
         raise ManifestError("the manifest lists no distribution", where=request.manifest_name, todo=todo)
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if request.overrides else frameworks_of(manifest))
-    plans = tuple(_plan(request, manifest, profiles, machine) for machine in request.platforms or (None,))
+    plans = tuple(_plan(request, manifest, profiles, platform) for platform in request.platforms or (None,))
     if request.builder == "cloudbuild":
         from envbuild.build.cloud import check_plan  # noqa: PLC0415 - Google's library is slow to import
 
@@ -208,14 +208,14 @@ def make_plans(request: BuildRequest, manifest: TrainingManifest) -> tuple[Plan,
     return plans
 
 
-def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles, machine: str | None) -> Plan:
+def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles, platform: str | None) -> Plan:
     stack = match(
         manifest,
         profiles,
         request.variant,
         cuda_source=request.cuda_source,
         overrides=request.overrides,
-        machine=machine,
+        machine=platform,
         as_of=request.as_of,
         drop=request.drop,
     )

@@ -21,7 +21,7 @@ from envbuild.cli.options import (
     Manifest,
 )
 from envbuild.cli.serve import ServeOptions, make_serving_image
-from envbuild.cli.summary import reference, report_result, result_values, summary
+from envbuild.cli.summary import reference, result_values, summary, write_github_files
 from envbuild.cli.targets import check_key
 from envbuild.errors import UsageError
 
@@ -67,7 +67,7 @@ def run(
 
 
 def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
-    """Refuse what only a serving image has, and a lowest record where none is signed; UsageError."""
+    """Refuse what only a serving image has, and --signed and --minimum-record without a signed stamp; UsageError."""
     default = ServeOptions()
     names = ("server", "server_version", "server_image", "extra", "app", "cmd", "embed_model", "slim", "gate")
     useless = [name for name in (*names, "no_stamp", "parent_key") if getattr(serving, name) != getattr(default, name)]
@@ -118,5 +118,5 @@ def _build(
     for line in summary(result, time.monotonic() - started):
         progress.note(line)
     value = result_values(result, time.monotonic() - started)
-    report_result(value)
+    write_github_files(value)
     typer.echo(json.dumps(value, indent=2) if as_json else reference(result))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VariantName = Literal["auto", "gpu", "cpu"]
 CudaSourceName = Literal["auto", "wheels", "base"]
-BuilderName = Literal["assemble", "docker", "cloudbuild"]
+BuilderKind = Literal["assemble", "docker", "cloudbuild"]
 ResolverName = Literal["uv", "pip-tools"]
 ImportCheckName = Literal["auto", "always", "never"]
 FrameworkName = Literal["tensorflow", "torch", "jax", "none"]
@@ -123,8 +123,7 @@ class ImageOptions:
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
-        "A public key in PEM, or keyless:ISSUER=IDENTITY. With --sign, its records are continued too. To serve, the "
-        "stamp must be signed by it.",
+        "PEM or keyless:ISSUER=IDENTITY. With --sign, continue its records too. To serve, it must have signed the stamp.",
         "KEY",
     )
     minimum_record: MinimumRecord = None
@@ -148,7 +147,7 @@ class ImageOptions:
 class BuilderOptions:
     """What builds the image."""
 
-    builder: BuilderName = option(
+    builder: BuilderKind = option(
         HOW, "assemble: envbuild itself; the others build from the build context.", default="assemble"
     )
     builder_name: str | None = option(HOW, "With --builder docker: the builder of docker buildx.", "NAME")
@@ -234,7 +233,7 @@ class BuildOptions:
             out=Path(image.out),
             templates=Path(builder.template) if builder.template else None,
             builder=builder.builder,
-            builder_name=builder.builder_name or "",
+            buildx_name=builder.builder_name or "",
             cloud=cloud_build(self.cloud, chosen=builder.builder == "cloudbuild"),
             ca_bundle=image.ca_bundle,
             system_packages=image.system_packages,

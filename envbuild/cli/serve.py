@@ -16,12 +16,12 @@ from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import BuildOptions, FactOptions, ImageOptions, LockOptions, check_not_empty
 from envbuild.cli.summary import (
     plan_lines,
-    report_result,
     serving_plan,
     serving_reference,
     serving_result,
     serving_rows,
     serving_summary,
+    write_github_files,
 )
 from envbuild.cli.targets import IMAGES, check_key, kind_of, marks_of
 from envbuild.errors import UsageError
@@ -94,7 +94,7 @@ def make_serving_image(model: str, serving: ServeOptions, options: BuildOptions,
     for line in serving_summary(served, time.monotonic() - started):
         progress.note(line)
     value = serving_result(served, time.monotonic() - started)
-    report_result(value, tuple(serving_rows(served)))
+    write_github_files(value, tuple(serving_rows(served)))
     typer.echo(json.dumps(value, indent=2) if as_json else serving_reference(served))
 
 

@@ -191,7 +191,7 @@ def serving_result(served: "ServeResult", seconds: float) -> dict[str, Any]:
     }
 
 
-def report_result(result: Mapping[str, object], diff: Sequence[Row] = ()) -> None:
+def write_github_files(result: Mapping[str, object], diff: Sequence[Row] = ()) -> None:
     """Write outputs to GITHUB_OUTPUT and a table to GITHUB_STEP_SUMMARY, where they are set.
 
     A file that cannot be written is a warning: the image exists.

@@ -14,10 +14,10 @@ from envbuild.image.config import (
     CHECK_LINE,
     Slot,
     annotations,
-    checkup_files,
     config_bytes,
     environment_files,
     find_problem,
+    startup_check_files,
 )
 from envbuild.image.debian.layer import SystemLayer, packages_key, packages_line
 from envbuild.image.layers.cache import Decode, LayerCache
@@ -29,7 +29,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
-from envbuild.wheel.install import Fingerprint, from_text, suspects, to_text
+from envbuild.wheel.install import Fingerprint, find_wheels_to_compare, from_text, to_text
 
 OVERLAPS_LINE = "paths that several packages share"
 """The history line of the layer with files that several wheels contain."""
@@ -48,19 +48,19 @@ class Assembled:
     bytecode: Tally | None = None
     """Counts of the bytecode; None if none was requested."""
     remarks: tuple[str, ...] = ()
-    """Notes on system packages that were only unpacked."""
+    """Notes on system packages that were only unpacked; of a child image, on files that clash."""
 
 
-def look_up_layers(recipe: Recipe, cache: LayerCache) -> None:
-    """Look up at once what is known of the layers before a wheel is read."""
+def prefetch_layer_keys(recipe: Recipe, cache: LayerCache) -> None:
+    """Ask the shared cache for the keys of all layers and notes at once, before a wheel is read."""
     remarks = [_remarks_key(packages_key(recipe))] if recipe.packages else []
-    cache.prefetch([spec.key for spec in _plan_specs(recipe, None, cache)], [_wheels_key(recipe), *remarks])
+    cache.prefetch([spec.key for spec in _plan_specs(recipe, None, cache)], [_overlap_note_key(recipe), *remarks])
 
 
 def _plan_specs(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> list[LayerSpec]:
     """Return the layers that the recipe alone decides, lowest first."""
     packages = [_packages_spec(recipe, system, cache)] if recipe.packages else []
-    return [*packages, *map(wheels_spec, plan_layers(recipe)), _environment_spec(recipe), _checkup_spec(recipe)]
+    return [*packages, *map(wheels_spec, plan_layers(recipe)), _environment_spec(recipe), _startup_check_spec(recipe)]
 
 
 def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | None = None) -> tuple[LockedWheel, ...]:
@@ -73,8 +73,9 @@ def wheels_to_read(recipe: Recipe, cache: LayerCache, compiling: Compiling | Non
     if overlaps is None:
         known = find_fingerprints(plans, cache)
         unknown = [wheel for wheel in recipe.wheels if wheel not in known]
-        return tuple(dict.fromkeys((*lacking, *unknown, *suspects(known))))
-    winners = [it.winner for it in overlaps] if overlaps and not cache.knows(_overlap_key(recipe, overlaps)) else []
+        return tuple(dict.fromkeys((*lacking, *unknown, *find_wheels_to_compare(known))))
+    lacks_overlaps = bool(overlaps) and not cache.knows(_overlap_layer_key(recipe, overlaps))
+    winners = [it.winner for it in overlaps] if lacks_overlaps else []
     sources = Bytecode.of(recipe, overlaps, compiling, cache).wheels_to_read() if compiling else ()
     return tuple(dict.fromkeys((*lacking, *winners, *sources)))
 
@@ -143,7 +144,7 @@ def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Sl
     """Return the slot of the layer with overlapping paths: optional if the overlaps are unknown, absent if none."""
     if overlaps is None:
         return [Slot(label=OVERLAPS_LINE, key=None, optional=True)]
-    return [Slot(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps))] if overlaps else []
+    return [Slot(label=OVERLAPS_LINE, key=_overlap_layer_key(recipe, overlaps))] if overlaps else []
 
 
 def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Sequence[Overlap]:
@@ -153,27 +154,28 @@ def detect_overlaps(recipe: Recipe, cache: LayerCache, opened: OpenWheels) -> Se
     if kept is not None and not (why := _find_false_overlap(recipe, kept, cache, opened)):
         return kept
     if kept is not None:
-        cache.ignore(_wheels_key(recipe), why)
+        cache.ignore(_overlap_note_key(recipe), why)
     prints = find_fingerprints(plans, cache)
     for plan in plans:
         if new := {wheel: opened.fingerprint(wheel) for wheel in plan.wheels if wheel not in prints}:
             prints |= new
-            cache.note(plan.paths, {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels})
-    files = {wheel: opened[wheel].files for wheel in suspects(prints)}
+            texts = {str(wheel.sha256): to_text(prints[wheel]) for wheel in plan.wheels}
+            cache.store_note(plan.fingerprints_key, texts)
+    files = {wheel: opened[wheel].files for wheel in find_wheels_to_compare(prints)}
     pip = next((wheel.version for wheel in recipe.wheels if wheel.name == "pip"), None)
 
     def order() -> list[str]:  # reads the METADATA of every wheel
         return install_order({wheel.name: opened.requires(wheel) for wheel in recipe.wheels}, recipe.target, pip)
 
     overlaps = find_overlaps(files, recipe.owner_by_path, order)
-    local = all(cache.local_note(plan.paths, _prints_of(plan)) is not None for plan in plans)
-    cache.note(_wheels_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
+    local = all(cache.local_note(plan.fingerprints_key, _fingerprint_decoder(plan)) is not None for plan in plans)
+    cache.store_note(_overlap_note_key(recipe), [[it.path, it.winner.name, *it.losers] for it in overlaps], keep=local)
     return overlaps
 
 
 def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: LayerCache, opened: OpenWheels) -> str:
     """Describe how wheels contradict noted overlaps; reads only wheels that are needed for the layer anyway."""
-    if not overlaps or cache.knows(_overlap_key(recipe, overlaps)):
+    if not overlaps or cache.knows(_overlap_layer_key(recipe, overlaps)):
         return ""
     paths = {wheel: {file.path for file in opened[wheel].files} for wheel in {it.winner for it in overlaps}}
     absent = (f"{it.winner.name} has no file {it.path}" for it in overlaps if it.path not in paths[it.winner])
@@ -182,14 +184,14 @@ def _find_false_overlap(recipe: Recipe, overlaps: Sequence[Overlap], cache: Laye
 
 def find_fingerprints(plans: Sequence[LayerPlan], cache: LayerCache) -> dict[LockedWheel, Fingerprint]:
     """Return the noted fingerprints of wheels; no wheel is read."""
-    cache.prefetch((), [plan.paths for plan in plans])
+    cache.prefetch((), [plan.fingerprints_key for plan in plans])
     prints: dict[LockedWheel, Fingerprint] = {}
     for plan in plans:
-        prints |= cache.note_or_claim(plan.paths, _prints_of(plan)) or {}
+        prints |= cache.note_or_claim(plan.fingerprints_key, _fingerprint_decoder(plan)) or {}
     return prints
 
 
-def _prints_of(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
+def _fingerprint_decoder(plan: LayerPlan) -> Decode[dict[LockedWheel, Fingerprint]]:
     def decode(rows: Any) -> dict[LockedWheel, Fingerprint]:
         try:
             return {wheel: from_text(rows[str(wheel.sha256)]) for wheel in plan.wheels}
@@ -215,16 +217,16 @@ def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None
                 raise ValueError(f"{it.path!r:.100} is not shared by wheels of the lock")
         return overlaps
 
-    return cache.note_or_claim(_wheels_key(recipe), decode)
+    return cache.note_or_claim(_overlap_note_key(recipe), decode)
 
 
-def _wheels_key(recipe: Recipe) -> Digest:
+def _overlap_note_key(recipe: Recipe) -> Digest:
     wheels = [[wheel.filename, str(wheel.sha256)] for wheel in recipe.wheels]
     value = ["overlaps of", recipe.layer_format, recipe.prefix, recipe.target.python_minor, wheels]
     return Digest.of(canonical_json([*value, *recipe.owners]))
 
 
-def _overlap_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:
+def _overlap_layer_key(recipe: Recipe, overlaps: Sequence[Overlap]) -> Digest:
     rows = [[overlap.path, str(overlap.winner.sha256), overlap.winner.filename] for overlap in overlaps]
     value = ["overlaps", recipe.layer_format, recipe.prefix, recipe.target.python_minor, rows]
     return Digest.of(canonical_json(value))
@@ -237,8 +239,8 @@ def _environment_spec(recipe: Recipe) -> LayerSpec:
     return LayerSpec(label="virtual environment", key=key, files=lambda _: files, links=links)
 
 
-def _checkup_spec(recipe: Recipe) -> LayerSpec:
-    files = checkup_files(recipe)
+def _startup_check_spec(recipe: Recipe) -> LayerSpec:
+    files = startup_check_files(recipe)
     contents = [str(Digest.of(it.file.source)) for it in files if isinstance(it.file.source, bytes)]
     key = Digest.of(canonical_json(["checkup", recipe.layer_format, recipe.prefix, contents]))
     return LayerSpec(label=CHECK_LINE, key=key, files=lambda _: files)
@@ -249,7 +251,7 @@ def _packages_spec(recipe: Recipe, system: SystemLayer | None, cache: LayerCache
 
     def write(sink: BinaryIO, pool: Executor) -> LayerResult:
         assert system
-        return system.write(recipe.packages, sink, pool, partial(cache.note, _remarks_key(key)))
+        return system.write(recipe.packages, sink, pool, partial(cache.store_note, _remarks_key(key)))
 
     return LayerSpec(
         label=packages_line(recipe.packages),
@@ -293,4 +295,4 @@ def overlaps_spec(recipe: Recipe, overlaps: Sequence[Overlap]) -> LayerSpec:
             LayerFile(next(file for file in wheel.files if file.path == path), wheel.archive) for path, wheel in pairs
         ]
 
-    return LayerSpec(label=OVERLAPS_LINE, key=_overlap_key(recipe, overlaps), files=files)
+    return LayerSpec(label=OVERLAPS_LINE, key=_overlap_layer_key(recipe, overlaps), files=files)

@@ -46,7 +46,7 @@ def environment_files(recipe: Recipe) -> tuple[list[LayerFile], list[Link]]:
     return [file], links
 
 
-def checkup_files(recipe: Recipe) -> list[LayerFile]:
+def startup_check_files(recipe: Recipe) -> list[LayerFile]:
     """Return the start-up check and its list: a layer of their own, which stays when an image is rebased."""
     return [
         LayerFile(InstalledFile(path, executable=path == PROGRAM, source=content), None)
@@ -129,7 +129,7 @@ def _check(inner: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A layer that the inputs require."""
+    """A layer that an image of the inputs has, or may have."""
 
     label: str
     """Its line in the image's history."""

@@ -33,7 +33,7 @@ def lock(
 
     `prefer` may replace files by others of the same releases first. With `gaps` dependencies are added.
     A distribution from no index is accepted only as a wheel in a find-links folder: an index may have another project
-    under its name. One from an address is locked as in `direct`, by name, else it has to be in such a folder as well.
+    under its name. One from an address is locked as in `direct`, by name; without that, `origin_fault` decides.
     UnlockableError names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
@@ -77,7 +77,7 @@ def _resolve(
     origin_faults: Mapping[str, Fault],
     direct_wheels: Mapping[str, Direct],
 ) -> Lock:
-    """Resolve what came from no index in folders only, and all else but direct wheels everywhere; with all faults."""
+    """Resolve all but direct wheels; without `gaps`, what came from no index in folders only. Collects all faults."""
     split = gaps is None  # gaps have to be resolved together with everything else
     names = {it: str(canonicalize_name(it.name)) for it in requirements}
     texts = {name: "" if split else it.requirement for name, it in direct_wheels.items()}

@@ -65,7 +65,7 @@ class Options:
     changes: tuple[PinChange, ...] = ()
     """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
-    """Normalised names of distributions of the run that `--drop` leaves out; the lock keeps them."""
+    """Normalised names of distributions of the run that `--drop` leaves out; recorded in `Lock.dropped`."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
@@ -85,7 +85,7 @@ class LockResult:
     added: tuple[str, ...] = ()
     """`fastapi==0.115.0`: what the extras added."""
     conflicts: tuple[Conflict, ...] = ()
-    """Declared requirements that the lock does not satisfy, as the run did not."""
+    """Declared requirements that the lock does not satisfy, each with whether the run had that conflict."""
     required: frozenset[str] = frozenset()
     """Normalised names of what distributions of the lock require."""
     built: tuple[tuple[str, str], ...] = ()
@@ -188,8 +188,8 @@ def verify_files(
 ) -> LockResult:
     """Compare what an index sent of wheels with the files that were fetched since; LockError where they differ.
 
-    A wheel stays identical only if each of its files is as in RECORD; `verified_members` were compared already, by
-    wheel.
+    Of the wheels whose files are here, one stays identical only if all its members are as in RECORD;
+    `verified_members` were compared already, by wheel.
     """
     with LateClient(IndexSettings(default=None)) as client:
         reader = FactReader(client, cache, verified_members)
@@ -222,7 +222,7 @@ class _FirstLock(NamedTuple):
 
     lock: Lock
     settings: IndexSettings
-    built: tuple[Commit | LockedWheel, ...] = ()
+    build_sources: tuple[Commit | LockedWheel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
@@ -270,7 +270,7 @@ def _first_lock(
     folders = [str(it.parent) for it in outcomes if isinstance(it, Path)]
     settings = replace(settings, find_links=(*folders, *settings.find_links))
     left = tuple(left_out.items())
-    return _FirstLock(lock=attempt(settings, left_out), settings=settings, built=sources, left_out=left)
+    return _FirstLock(lock=attempt(settings, left_out), settings=settings, build_sources=sources, left_out=left)
 
 
 def _find_sources(
@@ -342,7 +342,7 @@ def _finish_lock(
         added=added,
         conflicts=conflicts,
         required=find_required(locked.wheels, facts, target),
-        built=tuple((source.name, describe_source(source)) for source in first.built),
+        built=tuple((source.name, describe_source(source)) for source in first.build_sources),
         warnings=first.lock.date_warnings,
         source_notes=(*own_wheels, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
         left_out=(*drop_reasons.items(), *first.left_out),

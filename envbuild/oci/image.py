@@ -106,7 +106,7 @@ class Layer:
     reused: bool = False
     """True when the bytes were not made in this run (base layers and cached layers)."""
     found: str = ""
-    """The place of a layer that was not made in this run, for people: `base`, `cache`, `registry`."""
+    """The place of a layer that was not made in this run, for people: `base`, `cache`, `registry`; may be empty."""
     origin: str = ""
     """`registry/repository` with the blob, from which the same registry can mount it; empty for none."""
     path: Path | None = None

@@ -70,8 +70,8 @@ def push(
 
     An image that gets attachments is pushed without tags, which `publish` then sets.
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
-    After an error all other uploads have been cut, and every tag points to a whole image; at most one tag, whose
-    confirmation failed, is new.
+    After an error all other uploads have been cut, and every tag points to a whole image; tags that were set
+    before it, and one whose confirmation failed, are new.
     """
     named = _valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
@@ -103,9 +103,9 @@ class Upload:
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._uploads: dict[Digest, Future[BlobArrival]] = {}
         # Their own threads, as they wait for the layers' writers.
-        self._followers = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
-        self._followed: dict[GrowingBlob, Future[bool]] = {}
-        self._follows = True
+        self._stream_threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="follow")
+        self._streams: dict[GrowingBlob, Future[bool]] = {}
+        self._can_stream = True
 
     def __enter__(self) -> Self:
         return self
@@ -114,9 +114,9 @@ class Upload:
         if kind is not None:
             self._registry.stop()
         self._pool.shutdown(cancel_futures=True)
-        if not all(future.done() for future in self._followed.values()):
+        if not all(future.done() for future in self._streams.values()):
             self._registry.stop()  # their results are not needed any more
-        self._followers.shutdown(cancel_futures=True)
+        self._stream_threads.shutdown(cancel_futures=True)
         self._registry.close()
 
     def follow(self, blob: GrowingBlob) -> None:
@@ -124,10 +124,10 @@ class Upload:
 
         If that fails for any reason, it and the later ones are sent when they are offered.
         """
-        if self._follows:
+        if self._can_stream:
             with suppress(OSError):  # of too many open files: it is sent later
                 file = FileIO(blob.path)
-                self._followed[blob] = self._followers.submit(self._follow, blob, file)
+                self._streams[blob] = self._stream_threads.submit(self._follow, blob, file)
 
     def offer(self, layer: Layer) -> None:
         """Begin to send a layer of the image; raises the error of an earlier one."""
@@ -184,12 +184,12 @@ class Upload:
                 self._report_bytes(blob.label, done, max(done + 1, blob.expected))
 
         with file:
-            if not self._follows:
+            if not self._can_stream:
                 return False
             try:
                 self._registry.put_growing(self._reference.repository, pieces, blob.finished)
             except (RegistryError, AbandonedError, OSError):
-                self._follows = False
+                self._can_stream = False
                 return False
         size = blob.finished().size
         self._report_bytes(blob.label, size, size)
@@ -197,7 +197,7 @@ class Upload:
         return True
 
     def _send(self, layer: Layer) -> BlobArrival:
-        followed = [it for blob, it in list(self._followed.items()) if blob.descriptor == layer.descriptor]
+        followed = [it for blob, it in list(self._streams.items()) if blob.descriptor == layer.descriptor]
         if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
@@ -284,8 +284,8 @@ def publish(
 ) -> None:
     """Attach what belongs to images that a registry has by digest, and only then set their tags.
 
-    Every push ends here, so no tag names an image before its signatures are there. The keys are images and indexes by
-    digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
+    Every push ends here, so only an engine's temporary tag names an image before its signatures. The keys are
+    images and indexes by digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
     """
     try:
         attach()

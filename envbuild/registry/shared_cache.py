@@ -95,9 +95,9 @@ class SharedCache:
         if len(text) <= _FACT_LIMIT:
             self._facts[key] = text
 
-    def publish(self, made: Mapping[Digest, LayerResult]) -> None:
+    def publish(self, results: Mapping[Digest, LayerResult]) -> None:
         """Publish layers by their keys, and all facts; the layers' blobs must be in the repository by now."""
-        layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in made.items()}
+        layers = {_layer_tag(key): _layer_artifact(key, result) for key, result in results.items()}
         texts = {key: {_KEY: str(key), _VALUE: text} for key, text in self._facts.items()}
         facts = {_fact_tag(key): _artifact(FACT, EMPTY, annotations) for key, annotations in texts.items()}
         wanted = {tag: value for tag, value in (layers | facts).items() if self._known.get(tag) != value}

@@ -312,7 +312,7 @@ def _short_hash(text: str, size: int) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-def suspects(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
+def find_wheels_to_compare(prints: Mapping[_Wheel, Fingerprint]) -> list[_Wheel]:
     """Return the wheels that may have different content at one path; the others have not."""
     contents: dict[bytes, bytes] = {}
     clashing: set[bytes] = set()

@@ -496,7 +496,7 @@ HOSTILE = {
 def test_hostile_names_are_refused(case, tmp_path):
     name, why = HOSTILE[case]
     wheel = make_wheel("hostile", "1", extra=[(name, b"x", 0o644)])
-    own = assembler._environment_spec(recipe()).key, assembler._checkup_spec(recipe(wheel)).key
+    own = assembler._environment_spec(recipe()).key, assembler._startup_check_spec(recipe(wheel)).key
     with pytest.raises(WheelError, match=why):
         built(tmp_path, wheel)
     assert {path.stem for path in (tmp_path / "cache").rglob("*.json")} <= {key.hex for key in own}

@@ -204,7 +204,7 @@ def test_an_entry_that_cannot_be_read_now_stays(tmp_path):
 
 def test_a_layer_that_cannot_be_read_now_stays_and_a_used_one_is_marked(tmp_path):
     told: list[str] = []
-    cache = LayerCache(tmp_path, note=told.append)
+    cache = LayerCache(tmp_path, on_damage=told.append)
 
     def write(sink: BinaryIO) -> LayerResult:
         sink.write(b"layer")

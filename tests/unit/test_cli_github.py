@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.capture.files import say
 from envbuild.cli import commands
-from envbuild.cli.summary import annotate_error, annotation, report_result
+from envbuild.cli.summary import annotate_error, annotation, write_github_files
 from envbuild.errors import LockError
 from tests.tools.run_action import annotations, read_pairs
 from tests.unit.test_from_manifest import manifest_of
@@ -26,15 +26,15 @@ def files(tmp_path, monkeypatch) -> tuple[Path, Path]:
 
 def test_outputs_are_read_back_and_nothing_inside_a_value_begins_another(files):
     hostile = "a\nend-0\nimage=other\nimage<<x\nother\nx"
-    report_result({**RESULT, "stamped": hostile})
+    write_github_files({**RESULT, "stamped": hostile})
     assert read_pairs(files[0].read_text()) == {"image": RESULT["image"], "digest": DIGEST, "record": hostile}
-    report_result(RESULT)
+    write_github_files(RESULT)
     assert read_pairs(files[0].read_text())["record"] == RESULT["stamped"]
 
 
 def test_the_summary_is_a_table_that_no_value_breaks_out_of(files):
     cells = ("a|b\n|c", "<img src=x>", "[x](https://example.com) `y` \\| é")
-    report_result(RESULT, [cells, ("numpy", "", "1.26.4")])
+    write_github_files(RESULT, [cells, ("numpy", "", "1.26.4")])
     _, _, head, rule, first, second, _ = files[1].read_text().split("\n")[:7]
     assert [it.count("|") for it in (head, rule, first, second)] == [4, 4, 4, 4]
     assert not set("<>[]`\\é") & set(first)
@@ -42,7 +42,7 @@ def test_the_summary_is_a_table_that_no_value_breaks_out_of(files):
 
 
 def test_a_long_summary_is_cut_and_says_so(files):
-    report_result(RESULT, [("name", "", str(number)) for number in range(1000)])
+    write_github_files(RESULT, [("name", "", str(number)) for number in range(1000)])
     assert len(files[1].read_text().splitlines()) < 220
     assert "800 more rows" in files[1].read_text()
 
@@ -50,9 +50,9 @@ def test_a_long_summary_is_cut_and_says_so(files):
 def test_nothing_is_written_outside_a_step_and_a_file_that_cannot_be_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.setenv("GITHUB_OUTPUT", "")
-    report_result(RESULT)
+    write_github_files(RESULT)
     monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path))
-    report_result(RESULT)
+    write_github_files(RESULT)
     assert capsys.readouterr().err == "warning: GITHUB_OUTPUT cannot be written: Is a directory\n"
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from envbuild.errors import BuildError
 from envbuild.image.layers.plan import find_overlaps
-from envbuild.wheel.install import InstalledFile, fingerprint, from_text, suspects, to_text
+from envbuild.wheel.install import InstalledFile, find_wheels_to_compare, fingerprint, from_text, to_text
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_assemble import locked
 
@@ -30,7 +30,7 @@ def installed(files: dict[str, bytes]) -> list[InstalledFile]:
 @given(st.lists(FILES, max_size=5))
 def test_wheels_above_suspicion_take_no_part_in_an_overlap(several):
     wheels = {locked(make_wheel(f"w{number}", "1")): installed(files) for number, files in enumerate(several)}
-    near = suspects({wheel: fingerprint(files) for wheel, files in wheels.items()})
+    near = find_wheels_to_compare({wheel: fingerprint(files) for wheel, files in wheels.items()})
     assert outcome(wheels) == outcome({wheel: wheels[wheel] for wheel in near})
 
 
@@ -44,7 +44,7 @@ def outcome(wheels):
 def test_equal_files_and_folders_raise_no_suspicion():
     one, two = (installed({"pkg/__init__.py": b"", f"pkg/{name}.py": name.encode()}) for name in "ab")
     wheels = [locked(make_wheel(name, "1")) for name in ("one", "two")]
-    assert suspects(dict(zip(wheels, map(fingerprint, (one, two)), strict=True))) == []
+    assert find_wheels_to_compare(dict(zip(wheels, map(fingerprint, (one, two)), strict=True))) == []
 
 
 @given(FILES)

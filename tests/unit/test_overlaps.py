@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.image.assembler import assemble, look_up_layers
+from envbuild.image.assembler import assemble, prefetch_layer_keys
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.plan import install_order
 from envbuild.lock.formats import pylock_text, read_pylock
@@ -139,10 +139,10 @@ def test_a_note_of_a_file_that_its_wheel_lacks_is_ignored(tmp_path, monkeypatch)
     wheels = wheels_of({"aaa": [], "zzz": []}, ("aaa", "zzz"))
     cache, keys = LayerCache(tmp_path / "cache"), []
     monkeypatch.setattr(cache, "prefetch", lambda _, notes: keys.extend(notes))
-    look_up_layers(recipe(*wheels), cache)
+    prefetch_layer_keys(recipe(*wheels), cache)
     assert keys
     for key in keys:
-        cache.note(key, [["shared/other.txt", "aaa", "zzz"]])
+        cache.store_note(key, [["shared/other.txt", "aaa", "zzz"]])
     [overlap] = assembled(tmp_path, wheels).overlaps
     assert overlap.path == f"{SITE.removeprefix('opt/env/')}/shared/owner.txt"
     assert owner(tmp_path, wheels) == overlap.winner.name

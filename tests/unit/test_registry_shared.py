@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import BuildError
-from envbuild.image.assembler import assemble, look_up_layers, wheels_to_read
+from envbuild.image.assembler import assemble, prefetch_layer_keys, wheels_to_read
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.plan import plan_layers
@@ -76,7 +76,7 @@ def test_an_empty_machine_needs_no_wheel_and_sends_no_layer(tmp_path):
         registry.requests.clear()
         with shared(registry) as others:
             cache = LayerCache(tmp_path / "two", others)
-            look_up_layers(recipe(*wheels()), cache)
+            prefetch_layer_keys(recipe(*wheels()), cache)
             assert wheels_to_read(recipe(*wheels()), cache) == ()
             again = assemble(recipe(*wheels()), base(), WheelFiles({}), cache)
             result = push(again.image, at(registry), retry=FAST)
@@ -112,10 +112,10 @@ def test_what_a_machine_lacks_is_looked_up_at_once_and_only_that(tmp_path):
 
         asked()
         with shared(registry) as others:
-            look_up_layers(recipe(*wheels()), LayerCache(tmp_path / "one", others))
+            prefetch_layer_keys(recipe(*wheels()), LayerCache(tmp_path / "one", others))
             assert asked() == 0
             empty = LayerCache(tmp_path / "two", others)
-            look_up_layers(recipe(*wheels()), empty)
+            prefetch_layer_keys(recipe(*wheels()), empty)
             assert asked() > 0
             assert wheels_to_read(recipe(*wheels()), empty) == ()
             assert asked() <= 1, "for the layer of overlaps, whose key a note gives"

@@ -152,7 +152,7 @@ class Bytecode:
             tally = settled[layer.key]
             if tally is None:  # count what was compiled here, and not what the registry notes
                 tally = sum((compiled[it.key].tally for it in layer.parcels), Tally())
-                self.cache.note(layer.tally_key, tally.to_dict())
+                self.cache.store_note(layer.tally_key, tally.to_dict())
             total += tally
             if tally.compiled:
                 files = partial(self._files, layer)
@@ -166,7 +166,7 @@ class Bytecode:
         files: dict[str, LayerFile] = {}
         for compiled in self.compiling.compile(layer.parcels, opened):
             if compiled.tally.compiled:
-                archive = opened.stack.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
+                archive = opened.resources.enter_context(WheelArchive(compiled.path, f"bytecode {compiled.path.name}"))
                 for it in archive.members:
                     files[it.name] = LayerFile(InstalledFile(it.name, executable=False, source=it), archive)
         return list(files.values())

@@ -48,7 +48,7 @@ class Shared(Protocol):
     def put(self, key: Digest, value: Any) -> None:
         """Take a note to publish."""
 
-    def publish(self, made: Mapping[Digest, LayerResult]) -> None:
+    def publish(self, results: Mapping[Digest, LayerResult]) -> None:
         """Publish layers and the notes that were taken."""
 
 
@@ -60,10 +60,10 @@ class LayerCache:
     """
 
     def __init__(
-        self, folder: Path, shared: Shared | None = None, note: Callable[[str], object] = lambda _line: None
+        self, folder: Path, shared: Shared | None = None, on_damage: Callable[[str], object] = lambda _line: None
     ) -> None:
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
-        self._shared, self._tell = shared, note
+        self._shared, self._on_damage = shared, on_damage
         self._used: dict[Digest, Any] = {}
 
     def prefetch(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
@@ -106,11 +106,11 @@ class LayerCache:
         try:
             damaged = is_damaged(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
         except OSError as error:
-            self._tell(f"a layer in the cache cannot be read ({error.strerror}) and is made again: {layer.path}")
+            self._on_damage(f"a layer in the cache cannot be read ({error.strerror}) and is made again: {layer.path}")
             return False
         if damaged:
             remove(layer.path)
-            self._tell(f"a layer in the cache was damaged and is made again: {layer.path}")
+            self._on_damage(f"a layer in the cache was damaged and is made again: {layer.path}")
         return not damaged
 
     def make(self, key: Digest, write: Callable[[BinaryIO], LayerResult]) -> CachedLayer:
@@ -141,7 +141,7 @@ class LayerCache:
         claim = self._shared.get(key, decode) if self._shared else None
         return claim.value if claim else None
 
-    def note(self, key: Digest, value: Any, *, keep: bool = True, share: bool = True) -> None:
+    def store_note(self, key: Digest, value: Any, *, keep: bool = True, share: bool = True) -> None:
         """Keep a small value that a key decides, and share it.
 
         keep=False: derived from claims, so publish it only to the same repository. share=False: keep it here only.
@@ -157,12 +157,12 @@ class LayerCache:
         if self._shared:
             self._shared.ignore(key, why)
 
-    def share(self, made: Mapping[Digest, LayerResult]) -> None:
+    def share(self, results: Mapping[Digest, LayerResult]) -> None:
         """Publish layers that were pushed, and all notes of this machine that were read or made."""
         if self._shared:
             for key, value in self._used.items():
                 self._shared.put(key, value)
-            self._shared.publish(made)
+            self._shared.publish(results)
 
     def _read(self, key: Digest, decode: Decode[T]) -> tuple[Any, T] | None:
         return read_entry(self._notes, f"{key.hex}.json", lambda value: (value, decode(value)))

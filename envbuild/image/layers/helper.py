@@ -51,10 +51,10 @@ class OpenWheel:
     files: Sequence[InstalledFile]
 
 
-def open_wheel(wheel: LocalWheel, scheme: Scheme, stack: ExitStack) -> OpenWheel:
-    """Open a wheel until the stack ends; WheelError if it cannot be installed."""
+def open_wheel(wheel: LocalWheel, scheme: Scheme, resources: ExitStack) -> OpenWheel:
+    """Open a wheel until `resources` close; WheelError if it cannot be installed."""
     check_locked(wheel.path, wheel.filename, wheel.size)
-    archive = stack.enter_context(WheelArchive(wheel.path, wheel.filename))
+    archive = resources.enter_context(WheelArchive(wheel.path, wheel.filename))
     archive.verify_record = wheel.verify_record
     return OpenWheel(archive, installed_files(archive, scheme))
 

@@ -58,10 +58,10 @@ class Wheels(Protocol):
 
 
 class OpenWheels:
-    """Wheels, each opened when it is first requested, from several threads; closed with the stack."""
+    """Wheels, each opened when it is first requested, from several threads; closed with `resources`."""
 
-    def __init__(self, stack: ExitStack, recipe: Recipe, wheels: Wheels, to_verify: Container[Digest] = ()) -> None:
-        self.stack, self._wheels, self._to_verify = stack, wheels, to_verify
+    def __init__(self, resources: ExitStack, recipe: Recipe, wheels: Wheels, to_verify: Container[Digest] = ()) -> None:
+        self.resources, self._wheels, self._to_verify = resources, wheels, to_verify
         self.scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
         self._open: dict[LockedWheel, OpenWheel] = {}
         self._verified: dict[Digest, frozenset[str]] = {}
@@ -72,7 +72,7 @@ class OpenWheels:
         path = self._wheels.path(wheel)  # outside the lock: others need not wait for this wheel
         with self._lock:
             if wheel not in self._open:
-                self._open[wheel] = open_wheel(self.file(wheel, path), self.scheme, self.stack)
+                self._open[wheel] = open_wheel(self.file(wheel, path), self.scheme, self.resources)
             return self._open[wheel]
 
     def fingerprint(self, wheel: LockedWheel) -> Fingerprint:
@@ -115,7 +115,7 @@ class LayerSpec:
     files: Callable[[OpenWheels], Sequence[LayerFile]]
     links: Sequence[Link] = ()
     weight: int = 0
-    """Bytes of the wheels in it, for the progress."""
+    """Bytes of its contents, for the progress and for whether it is `heavy`."""
     prefix: str | None = None
     """The folder above the files; None for the environment's own."""
     writer: Callable[[BinaryIO, Executor], LayerResult] | None = None

@@ -50,7 +50,7 @@ class LayerPlan:
     """Digest of everything that decides the bytes."""
 
     @property
-    def paths(self) -> Digest:
+    def fingerprints_key(self) -> Digest:
         """The key of the note with the fingerprints of its wheels."""
         return Digest.of(canonical_json(["paths of", str(self.key)]))
 
@@ -108,24 +108,24 @@ class Overlap:
 def find_overlaps(
     installed: Mapping[LockedWheel, Sequence[InstalledFile]],
     owners: Mapping[str, str],
-    install_order: Callable[[], Sequence[str]],
+    find_order: Callable[[], Sequence[str]],
 ) -> list[Overlap]:
     """List paths whose content differs between wheels, sorted; BuildError if one has a file and another a folder.
 
-    `owners` are names of distributions by path; `install_order` is called if they do not decide.
+    `owners` are names of distributions by path; `find_order` is called if they do not decide.
     """
-    claims: dict[str, list[tuple[LockedWheel, InstalledFile]]] = {}
+    wheels_by_path: dict[str, list[tuple[LockedWheel, InstalledFile]]] = {}
     for wheel in sorted(installed, key=lambda wheel: wheel.name):
         for file in installed[wheel]:
-            claims.setdefault(file.path, []).append((wheel, file))
-    _check_folders(claims)
+            wheels_by_path.setdefault(file.path, []).append((wheel, file))
+    _check_folders(wheels_by_path)
     differing = {
         path: {wheel.name: wheel for wheel, _ in found}
-        for path, found in sorted(claims.items())
+        for path, found in sorted(wheels_by_path.items())
         if len(found) > 1 and len({content_of(file) for _, file in found}) > 1
     }
     chosen = {path: owners[path] for path, wheels in differing.items() if owners.get(path) in wheels}
-    place = {name: at for at, name in enumerate(install_order())} if len(chosen) < len(differing) else {}
+    place = {name: at for at, name in enumerate(find_order())} if len(chosen) < len(differing) else {}
     overlaps = []
     for path, wheels in differing.items():
         name = chosen.get(path) or max(wheels, key=place.__getitem__)
@@ -133,12 +133,12 @@ def find_overlaps(
     return overlaps
 
 
-def _check_folders(claims: Mapping[str, Sequence[tuple[LockedWheel, InstalledFile]]]) -> None:
-    folders = {path.rpartition("/")[0]: found for path, found in claims.items()}
+def _check_folders(wheels_by_path: Mapping[str, Sequence[tuple[LockedWheel, InstalledFile]]]) -> None:
+    folders = {path.rpartition("/")[0]: found for path, found in wheels_by_path.items()}
     while folders:
         for folder, found in folders.items():
-            if folder in claims:
-                names = f"{claims[folder][0][0].filename} and {found[0][0].filename}"
+            if folder in wheels_by_path:
+                names = f"{wheels_by_path[folder][0][0].filename} and {found[0][0].filename}"
                 raise BuildError(
                     f"{folder} is a file in one wheel and a folder in another",
                     where=names,
