@@ -108,7 +108,7 @@ def read_lightgbm(facts: Facts, place: ModelPlace, path: str) -> None:
             raise Unread("%s is cut short" % path)
 
 
-def read_settings(facts: Facts, place: ModelPlace, path: str) -> None:
+def read_description(facts: Facts, place: ModelPlace, path: str) -> None:
     """Read the description beside weights: of transformers and sentence-transformers, or of a spaCy pipeline."""
     source = place.open(path)
     if source.size > LONGEST_PIECE:

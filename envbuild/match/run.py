@@ -111,14 +111,15 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
 
     A run without any framework's distribution used none.
     """
-    none = manifest.framework_source or (manifest.distributions and not manifest.frameworks)
+    accelerator, pins = known_accelerator(manifest), pins_of(manifest)
+    installed = [it for it in profiles.frameworks if it.distributions & dict(pins).keys()]
+    none = manifest.framework_source or (pins and not installed and not manifest.frameworks)
     if manifest.framework is None and none:
         profile, own, version = NO_FRAMEWORK, "python", ""
         release = Release(version=Version("0"), wheels=())
     else:
         profile, own, version = _framework(manifest, profiles)
         release = find_release(profile, own, version, profiles)
-    accelerator, pins = known_accelerator(manifest), pins_of(manifest)
     return Run(
         profile=profile,
         release=release,
@@ -137,7 +138,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
         build=next((it.origin.build or "" for it in manifest.distributions if canonicalize_name(it.name) == own), ""),
         complete=manifest.source.complete,
         conda=conda_versions(manifest),
-        others=tuple(it for it in profiles.frameworks if it is not profile and it.distributions & dict(pins).keys()),
+        others=tuple(it for it in installed if it is not profile),
         driver=accelerator.driver if accelerator else None,
         created=None if "created" in manifest.source.unknown else manifest.created,
     )
