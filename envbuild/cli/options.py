@@ -123,7 +123,7 @@ class ImageOptions:
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
-        "PEM or keyless:ISSUER=IDENTITY. With --sign, continue its records too. To serve, it must have signed the stamp.",
+        "PEM, or keyless:ISSUER=IDENTITY. With --sign, continue its records. To serve, it must have signed the stamp.",
         "KEY",
     )
     minimum_record: MinimumRecord = None
