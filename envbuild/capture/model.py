@@ -7,10 +7,10 @@ from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from envbuild.capture.artifacts import (
     read_catboost,
+    read_description,
     read_json_model,
     read_lightgbm,
     read_pickled,
-    read_description,
     read_skops,
     read_xgboost,
 )

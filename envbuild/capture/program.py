@@ -117,7 +117,7 @@ LISTS = ("variables", "requires", "data", "preprocessing", "load")
 def merge_options(given: Facts, command: Sequence[str] | None) -> Facts:
     """Return the arguments of `capture()`: lists add to those of the file, the rest overrides it. ValueError."""
     check_options(given)
-    settings = read_description(given["config"]) if given["config"] else {}
+    settings = read_settings(given["config"]) if given["config"] else {}
     options = dict(given, variables=given["variable"])
     lists = {name: [*settings.get(name, ()), *options[name]] for name in LISTS}
     switches = {name: bool(given[name] or settings.get(name)) for name in ("patch", "deep")}
@@ -149,7 +149,7 @@ def check_options(given: Facts) -> None:
             raise ValueError("data: number %d names no place; give URI or NAME=URI" % number)
 
 
-def read_description(path: str) -> Facts:
+def read_settings(path: str) -> Facts:
     """Read arguments of `capture()` from JSON, or TOML's [capture] or [tool.envbuild.capture]; ValueError."""
     where = scrub_line(path)
     try:

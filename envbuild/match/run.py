@@ -177,7 +177,7 @@ def _framework(manifest: TrainingManifest, profiles: Profiles) -> tuple[Framewor
     """The profile, the normalised name of the distribution, and its version."""
     framework = known_framework(manifest) or _only_independent(manifest, profiles)
     if framework is None:
-        raise _unknown_framework(manifest)
+        raise _unknown_framework(manifest, profiles)
     profile = next((it for it in profiles.frameworks if it.name == framework.name), None)
     own = canonicalize_name(framework.distribution)
     if profile is None or own not in profile.distributions | {it.name for it in profiles.foreign}:
@@ -201,8 +201,10 @@ def _only_independent(manifest: TrainingManifest, profiles: Profiles) -> Framewo
     return independent[0] if len(independent) == 1 else None
 
 
-def _unknown_framework(manifest: TrainingManifest) -> MatchError:
-    names = [it.name for it in manifest.frameworks if it.name != "keras"]
+def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchError:
+    pins = {canonicalize_name(it.name) for it in manifest.distributions}
+    installed = [it.name for it in profiles.frameworks if it.distributions & pins]
+    names = [it.name for it in manifest.frameworks if it.name != "keras"] or installed
     own = "other commands take the manifest that `envbuild convert` then writes"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"

@@ -128,6 +128,10 @@ def written(side: Side, name: str, version: str, format_: str = "saved_model") -
     return replace(side, model=Model(uri="m", format=format_, written_by=(Writer(name=name, version=version),)))
 
 
+def pickled(side: Side, module: str) -> Side:
+    return replace(side, model=Model(uri="m", format="pickle", details=(("modules", module), ("protocol", "4"))))
+
+
 def serving(version: str, **more: Any) -> Side:
     """An image with another TensorFlow."""
     return replace(having(IMAGE, tensorflow=version, **more), frameworks=(tensorflow(version),))
@@ -986,6 +990,24 @@ PLANTED = (
         found=IMAGE,
         severity="error",
         says=("serve it with Keras 3.3 or later",),
+    ),
+    Planted(
+        rule="artifact-library",
+        about="model of XGBoost",
+        wanted=written(RUN, "xgboost", "2.1.0", "xgboost"),
+        found=having(IMAGE, xgboost="2.0.3"),
+        severity="error",
+        says=("2.1.0 wrote it, and 2.0.3 is to load it", "serve it with XGBoost 2.1 or later"),
+        near=(having(IMAGE, xgboost="2.1.4"), having(IMAGE, xgboost="3.0.0")),
+    ),
+    Planted(
+        rule="artifact-pickle",
+        about="pickle of the model",
+        wanted=pickled(RUN, "lightgbm"),
+        found=IMAGE,
+        severity="error",
+        says=("the module lightgbm", "install lightgbm there"),
+        near=(having(IMAGE, lightgbm="4.6.0"), replace(IMAGE, complete=False)),
     ),
     Planted(
         rule="artifact-format",
