@@ -65,11 +65,11 @@ if [[ $status -eq 0 ]]; then
   stage dependencies "$bin/deptry" --no-ansi envbuild profiles
   examples=envbuild most_processor=1500  # seconds: twice what a quiet machine needs
   [[ ${1:-all} != long ]] || examples=explore most_processor=9000
-  stage unit limited 1500 "$bin/pytest" -q -n 2 --dist worksteal --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
+  stage unit limited 1500 "$bin/pytest" -q -n 3 --dist worksteal --reruns 1 --hypothesis-profile "$examples" --basetemp "$work/unit" tests/unit
   if [[ $parts == test ]]; then
     selected="real and not slow" most=1400
     [[ ${1:-all} != long ]] || selected="slow" most=10800
-    stage e2e limited "$most" "$bin/pytest" -q -n 2 --reruns 1 --dist loadfile --no-loadscope-reorder -m "$selected" \
+    stage e2e limited "$most" "$bin/pytest" -q -n 3 --reruns 1 --dist loadfile --no-loadscope-reorder -m "$selected" \
       --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
