@@ -69,7 +69,7 @@ if [[ $status -eq 0 ]]; then
   if [[ $parts == test ]]; then
     selected="real and not slow" most=1400
     [[ ${1:-all} != long ]] || selected="slow" most=10800
-    stage e2e limited "$most" "$bin/pytest" -q -n 3 --reruns 1 --dist loadfile --no-loadscope-reorder -m "$selected" \
+    stage e2e limited "$most" "$bin/pytest" -q -n 2 --reruns 1 --dist loadfile --no-loadscope-reorder -m "$selected" \
       --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
 fi
