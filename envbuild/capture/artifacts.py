@@ -58,7 +58,7 @@ def read_xgboost(facts: Facts, place: ModelPlace, path: str) -> None:
         _add_xgboost(facts, path, ubjson_version(source.at(source.size - length, length)))
         return
     start = 4 if head.startswith(b"binf") else 0
-    if re.search(rb"gbtree|gblinear|dart", head):
+    if re.search(rb"gbtree|gblinear|dart", head) and len(head) >= start + _LEARNER.size:
         _, features, _, _, _, major, minor = _LEARNER.unpack(head[start : start + _LEARNER.size])
         if 0 < features < 1 << 24 and (major, minor) <= (3, 1) and major:
             facts["format"] = "xgboost"

@@ -226,7 +226,8 @@ READERS: List[Tuple[str, Callable[[Facts, ModelPlace, str], None]]] = [
 FOLDERS = {"saved_model", "tf_checkpoint", "orbax", "sentence_transformers", "transformers", "spacy"}
 """Formats of several files; in their folder only the files of APART are artifacts of their own."""
 APART = re.compile(r".*\.(pkl|pickle|joblib|cloudpickle|skops|cbm|ubj|keras)")
-MOST_ARTIFACTS = 20
+MOST_TRIED = 50
+"""Files whose content is looked at; of a folder with more, those that say most."""
 READABLE = re.compile("|".join("(?:%s)" % pattern for pattern, _ in READERS))
 
 
@@ -272,18 +273,23 @@ def read_artifacts(place: ModelPlace) -> Tuple[List[Facts], List[str]]:
         if re.fullmatch(pattern, path.rsplit("/")[-1])
     ]
     found: List[Facts] = []
-    faults: List[str] = []
+    damaged: List[str] = []
+    others: List[str] = []
+    tried = 0
     folders: Set[str] = set()
     read: Set[str] = set()
     for _, _, path, reader in sorted(ranked, key=lambda item: item[:3]):
         inside = not APART.fullmatch(path)
         if any(inside and path.startswith(folder) for folder in folders) or path in read:
             continue
+        tried += 1
+        if tried > MOST_TRIED:
+            break
         facts: Facts = {"path": path, "written_by": [], "details": {}}
         try:
             reader(facts, place, path)
         except Unread as error:
-            faults.append(str(error))
+            (damaged if facts.get("format") else others).append(str(error))
         if facts.get("format"):
             read.add(path)
             folder = path[: path.rfind("/") + 1]
@@ -292,6 +298,5 @@ def read_artifacts(place: ModelPlace) -> Tuple[List[Facts], List[str]]:
             alike = (dict(it, path="") for it in found if it["path"].startswith(folder))
             if dict(facts, path="") not in alike:
                 found.append(facts)
-        if len(found) + len(faults) == MOST_ARTIFACTS:
-            break
-    return found, faults
+    # Beside a model a file that is none, such as the inputs that lie beside an ONNX model, is no fault.
+    return found, damaged if found else others

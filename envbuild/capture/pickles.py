@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import bz2
-import lzma
-import pickletools
+import importlib
 import re
 import zlib
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from envbuild.capture.formats import UBJSON_TAIL, ubjson_version
 from envbuild.capture.gcs import Unread
@@ -22,8 +20,6 @@ _PIECE = 1 << 16
 _ARRAYS = ("joblib.numpy_pickle.NumpyArrayWrapper", "sklearn.externals.joblib.numpy_pickle.NumpyArrayWrapper")
 """After the state of such an object joblib writes the array's own bytes (joblib/numpy_pickle.py)."""
 _DTYPE = re.compile(r"[<>|=]?([A-Za-z])(\d+)")
-_SIZES = {"U": 4}
-"""Bytes of one unit, for the kinds of NumPy whose number is no number of bytes."""
 _LIBRARIES = {"_sklearn_version": "scikit-learn"}
 """Attributes in which a library's objects keep the version that wrote them."""
 
@@ -56,37 +52,37 @@ class _PickleBytes:
     """The bytes of a pickle, one after the other, unpacked where joblib has compressed them."""
 
     def __init__(self, source: RangeReader) -> None:
-        self._source, self._at, self._data, self._left = source, 0, b"", _MOST_BYTES
+        self._source, self._at, self._left = source, 0, _MOST_BYTES
+        self._data, self._start = b"", 0
         self._unpack: Any = _decompressor(source.head(6))
 
     def read(self, length: int) -> bytes:
         """Return exactly these bytes; Unread where there are fewer."""
-        while len(self._data) < length:
-            self._data += self._next()
-        data, self._data = self._data[:length], self._data[length:]
-        return data
+        while len(self._data) - self._start < length:
+            self._data, self._start = self._data[self._start :] + self._next(), 0
+        self._start += length
+        return self._data[self._start - length : self._start]
 
     def line(self) -> bytes:
         """Return what stands before the next line feed."""
-        while b"\n" not in self._data:
-            if len(self._data) > _PIECE:
+        while self._data.find(b"\n", self._start) < 0:
+            if len(self._data) - self._start > _PIECE:
                 raise Unread("a line in it is too long")
-            self._data += self._next()
-        line, _, self._data = self._data.partition(b"\n")
-        return line
+            self._data, self._start = self._data[self._start :] + self._next(), 0
+        return self.read(self._data.index(b"\n", self._start) + 1 - self._start)[:-1]
 
     def skip(self, length: int) -> None:
         """Go on behind these bytes, without reading them where they are not compressed."""
-        if self._unpack is None and length > len(self._data):
-            self._at += length - len(self._data)
-            self._data = b""
-            if self._at > self._source.size:
-                raise Unread("it is cut short")
-            return
-        while length > len(self._data):
-            length -= len(self._data)
-            self._data = self._next()
-        self._data = self._data[length:]
+        while length > len(self._data) - self._start:
+            length -= len(self._data) - self._start
+            self._data, self._start = b"", 0
+            if self._unpack is None:
+                self._at, length = self._at + length, 0
+                if self._at > self._source.size:
+                    raise Unread("it is cut short")
+            else:
+                self._data = self._next()
+        self._start += length
 
     def _next(self) -> bytes:
         data = b""
@@ -103,7 +99,7 @@ class _PickleBytes:
                 return piece
             try:
                 data = self._unpack.decompress(piece, _PIECE * 16)
-            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+            except Exception:  # each library has errors of its own
                 raise Unread("its compression is damaged") from None
             self._left -= len(data)
             if self._left < 0:
@@ -128,10 +124,13 @@ def _decompressor(head: bytes) -> Any:
     """Return what unpacks a stream that begins so (joblib/compressor.py); None where it is not compressed."""
     if head.startswith(b"\x1f\x8b") or re.match(rb"x[\x01\x5e\x9c\xda]", head):
         return _Inflate()
-    if head.startswith(b"BZ"):
-        return bz2.BZ2Decompressor()
-    if head.startswith((b"\xfd7zXZ", b"\x5d\x00")):
-        return lzma.LZMADecompressor()
+    try:
+        if head.startswith(b"BZ"):
+            return importlib.import_module("bz2").BZ2Decompressor()
+        if head.startswith((b"\xfd7zXZ", b"\x5d\x00")):
+            return importlib.import_module("lzma").LZMADecompressor()
+    except ImportError as error:  # of a Python that was built without the library
+        raise Unread("it is compressed, and this Python cannot unpack it: %s" % error) from None
     if head.startswith(b"\x04\x22\x4d\x18"):
         raise Unread("it is compressed by LZ4, which is not read here")
     return None
@@ -146,6 +145,8 @@ class _Object:
 
 
 _MARK = _Object("mark")
+_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+_NUMBERS = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"}
 
 
 class _Opcodes:
@@ -156,14 +157,17 @@ class _Opcodes:
         self._stack: List[Any] = []
         self._memo: Dict[int, Any] = {}
         self._count = 0
+        # Imported here, as few captures meet a pickle.
+        self._tools = importlib.import_module("pickletools")
+        self._opcodes = {opcode.code: opcode for opcode in self._tools.opcodes}
         self.protocol = 0
-        self.classes: set[str] = set()
+        self.classes: Set[str] = set()
         self.versions: Dict[str, str] = {}
 
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
         while True:
-            opcode = _OPCODES.get(self._stream.read(1).decode("latin-1"))
+            opcode = self._opcodes.get(self._stream.read(1).decode("latin-1"))
             self._count += 1
             if opcode is None:
                 raise Unread("it is not a pickle, or damaged")
@@ -181,18 +185,13 @@ class _Opcodes:
         if opcode.arg is None:
             return None
         length, stream = opcode.arg.n, self._stream
-        if length == pickletools.UP_TO_NEWLINE:
+        if length == self._tools.UP_TO_NEWLINE:
             line = stream.line().decode("utf-8", "replace")
             return (line, stream.line().decode("utf-8", "replace")) if opcode.name in ("GLOBAL", "INST") else line
         if length >= 0:
             data = stream.read(length)
             return int.from_bytes(data, "little", signed=opcode.name == "BININT")
-        width = {
-            pickletools.TAKEN_FROM_ARGUMENT1: 1,
-            pickletools.TAKEN_FROM_ARGUMENT4: 4,
-            pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-            pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-        }[length]
+        width = {self._tools.TAKEN_FROM_ARGUMENT1: 1, self._tools.TAKEN_FROM_ARGUMENT8U: 8}.get(length, 4)
         length = int.from_bytes(stream.read(width), "little")
         if length > LONGEST_TEXT or "BYTE" in opcode.name:
             stream.skip(max(0, length - UBJSON_TAIL))
@@ -232,7 +231,9 @@ class _Opcodes:
         taken = self._take(opcode)
         if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
             path = argument or taken[:2]
-            stack.append(self._class(".".join(map(str, path))))
+            if not all(isinstance(it, str) for it in path):
+                raise ValueError
+            stack.append(self._class(".".join(path)))
         elif "TUPLE" in name:
             stack.append(tuple(taken))
         elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"):
@@ -241,7 +242,8 @@ class _Opcodes:
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = taken if name == "DICT" else taken[1:]
             found = _Object() if name == "DICT" else taken[0]
-            self._set(found, {str(items[at]): items[at + 1] for at in range(0, len(items) - 1, 2)})
+            pairs = ((items[at], items[at + 1]) for at in range(0, len(items) - 1, 2))
+            self._set(found, {key: value for key, value in pairs if isinstance(key, str)})
             stack.append(found)
         elif name == "BUILD":
             made, state = taken
@@ -257,7 +259,7 @@ class _Opcodes:
     def _take(self, opcode: Any) -> List[Any]:
         """Take off the stack what the opcode needs, without the mark."""
         before, stack = opcode.stack_before, self._stack
-        if pickletools.markobject not in before:
+        if self._tools.markobject not in before:
             if len(stack) < len(before):
                 raise IndexError
             taken = stack[len(stack) - len(before) :] if before else []
@@ -268,7 +270,7 @@ class _Opcodes:
             at -= 1
             if at < 0:
                 raise IndexError
-        first = before.index(pickletools.markobject)
+        first = before.index(self._tools.markobject)
         taken = stack[at - first : at] + stack[at + 1 :]
         del stack[at - first :]
         return taken
@@ -290,8 +292,9 @@ class _Opcodes:
         """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""
         dtype, shape = state.get("dtype"), state.get("shape")
         arguments = dtype.arguments if isinstance(dtype, _Object) else None
-        kind = _DTYPE.fullmatch(str(arguments[0])) if isinstance(arguments, tuple) and arguments else None
-        if kind is None or not isinstance(shape, tuple) or not all(isinstance(it, int) for it in shape):
+        code = arguments[0] if isinstance(arguments, tuple) and arguments else None
+        kind = _DTYPE.fullmatch(code) if isinstance(code, str) else None
+        if kind is None or not isinstance(shape, tuple) or not all(isinstance(it, int) and it >= 0 for it in shape):
             raise Unread("it has an array of a kind that is not read here")
         if kind.group(1) == "O":
             if self._nested == _MOST_NESTED:
@@ -301,22 +304,9 @@ class _Opcodes:
             self.classes |= inner.classes
             self.versions = dict(inner.versions, **self.versions)
             return
-        size = int(kind.group(2)) * _SIZES.get(kind.group(1), 1)
+        size = int(kind.group(2)) * (4 if kind.group(1) == "U" else 1)
         for length in shape:
             size *= length
         if isinstance(state.get("numpy_array_alignment_bytes"), int):
             self._stream.skip(self._stream.read(1)[0])
         self._stream.skip(size)
-
-
-_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
-_TEXTS = {
-    opcode.name
-    for opcode in pickletools.opcodes
-    if [str(it) for it in opcode.stack_after] in (["str"], ["bytes_or_str"]) and opcode.arg is not None
-} - {"PERSID"}
-_NUMBERS = {
-    opcode.name
-    for opcode in pickletools.opcodes
-    if opcode.arg is not None and [str(it) for it in opcode.stack_after] in (["int"], ["int_or_bool"])
-}

@@ -2,7 +2,8 @@
 
 tests/e2e/artifacts/*.py made the files in tests/unit/models with TensorFlow 2.15.1 and 2.21.0, Keras 3.15.1, PyTorch
 2.14.1 and 2.6.0 (older.pt2), ONNX 1.23.2 and safetensors 0.8.0; h5py 3.16.0 made fixed.h5, which has Keras's
-attributes as strings of fixed length; NumPy 2.4.6 made golden.npz.
+attributes as strings of fixed length; NumPy 2.4.6 made golden.npz. scikit-learn 1.9.1, joblib 1.6.0, skops 0.16.0,
+XGBoost 3.2.0, LightGBM 4.6.0 and CatBoost 1.2.10 made the other ones.
 """
 
 from pathlib import Path

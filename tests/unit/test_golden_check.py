@@ -213,7 +213,7 @@ def test_a_pickle_is_not_loaded_by_an_interpreter_of_this_machine(environment, t
         runner = InInterpreter(name=sys.executable)
         [finding] = check(manifest_with(DOUBLED), str(model), [runner], cache=tmp_path, report=told)
     assert (finding.id, finding.severity, touched.exists()) == ("golden-sample", "warning", False)
-    assert "envbuild verify MODEL IMAGE --golden" in finding.todo
+    assert "envbuild verify MODEL IMAGE --golden --run" in finding.todo
 
 
 def test_a_manifest_without_a_sample_says_how_to_record_one(ask):

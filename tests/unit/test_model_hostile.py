@@ -300,3 +300,23 @@ def test_a_deflated_member_that_is_damaged_is_refused():
 
 def test_reading_in_memory_is_reading():
     assert read_memory("model.onnx", (MODELS / "model.onnx").read_bytes())["format"] == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.model", b"gbtree"),
+        ("x.model", b"binfgbtree"),
+        ("key.pkl", b"\x80\x04}K\x01" + b"2\x86" * 80 + b"K\x01s."),
+        ("class.pkl", b"\x80\x04K\x01" + b"2\x86" * 80 + b"K\x01\x93."),
+        ("mark.pkl", b"(" * 999 + b"t."),
+        (
+            "shape.pkl",
+            b"\x80\x04cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}(X\x05\0\0\0shapeJ\xff\xff\xff\xff\x85ub.",
+        ),
+        ("zlib.pkl", zlib.compress(b"\x80\x04" + b"\x8e" + (1 << 40).to_bytes(8, "little") + bytes(1 << 20))),
+    ],
+)
+def test_a_file_that_is_made_to_exhaust_its_reader_is_read_or_refused_at_once(name, data):
+    facts = facts_of_place("memory", MemoryPlace({name: data}))
+    assert set(facts) <= FIELDS

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from envbuild.capture.model import facts_of_place, model_facts
-from envbuild.capture.places import local_source
+from envbuild.capture.places import RangeReader, local_source
 from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.unit.modelling import MODELS, MemoryPlace, read_memory
@@ -301,3 +301,25 @@ def test_a_description_says_which_library_it_is_of(name, value, expected):
 def test_a_pickle_that_is_cut_short_says_so(name):
     data = (MODELS / name).read_bytes()
     assert "cut short" in read_memory(name, data[: len(data) * 2 // 3])["unread"]
+
+
+def test_the_inputs_beside_an_onnx_model_are_no_fault_of_it():
+    files = {
+        "model.onnx": (MODELS / "model.onnx").read_bytes(),
+        "test_data_set_0/input_0.pb": b"\x08\x01\x10\x01J\x02ab",
+    }
+    facts = facts_of_place("memory", MemoryPlace(files))
+    assert (facts["format"], facts.get("unread"), facts.get("artifacts")) == ("onnx", None, None)
+
+
+def test_of_thousands_of_texts_few_are_opened(monkeypatch):
+    place = MemoryPlace({f"logs-{number:04}.json": b"{}" for number in range(3000)})
+    opened: list[str] = []
+
+    def open_file(path: str) -> RangeReader:
+        opened.append(path)
+        return MemoryPlace.open(place, path)
+
+    monkeypatch.setattr(place, "open", open_file)
+    assert "format" not in facts_of_place("memory", place)
+    assert len(opened) <= 50

@@ -42,7 +42,7 @@ BOOSTED = ("xgboost", "2.0.3")
         (model_of("catboost", ("catboost", "1.2.2")), having(catboost="1.2.8"), False),
         (model_of("catboost", ("catboost", "1.2.2")), having(catboost="1.1.1"), True),
         (model_of("lightgbm", version="v4"), having(lightgbm="4.6.0"), False),
-        (model_of("lightgbm", version="v4"), having(lightgbm="3.3.5"), True),
+        (model_of("lightgbm", version="v4"), having(lightgbm="3.3.5"), False),
         (model_of("lightgbm", version="v3"), having(lightgbm="3.3.5"), False),
         (model_of("saved_model", ("tensorflow", "2.15.1")), having(numpy="1.26.4"), False),
     ],
@@ -50,7 +50,8 @@ BOOSTED = ("xgboost", "2.0.3")
 def test_a_library_loads_what_it_promises_to(model, environment, wrong):
     found = [it for it in apply_rules(model, environment, (artifact_library,)) if not it.agrees]
     assert bool(found) is wrong
-    assert all(it.severity == "error" and it.todo for it in found)
+    gravest = "warning" if model.model.format == "catboost" else "error"
+    assert all(it.severity == gravest and it.todo for it in found)
     turned = [it for it in apply_rules(environment, model, (artifact_library,)) if not it.agrees]
     assert len(turned) == len(found)
 
@@ -75,7 +76,8 @@ def test_a_library_loads_what_it_promises_to(model, environment, wrong):
             having(numpy="1.25.2"),
             ("numpy._core", "1.25.2"),
         ),
-        ({"protocol": "4", "modules": "numpy", "numpy": "2"}, having(numpy="1.26.4"), ()),
+        ({"protocol": "4", "modules": "numpy", "numpy": "2"}, having(numpy="1.26.0"), ("numpy._core", "1.26.0")),
+        ({"protocol": "4", "modules": "numpy", "numpy": "2"}, having(numpy="1.26.1"), ()),
         ({"protocol": "4", "modules": "numpy", "classes": "numpy.core.numeric"}, having(numpy="1.25.2"), ()),
     ],
 )

@@ -175,7 +175,7 @@ _ENDS = {
 }
 _RECORD = "record one when training ends: keras_callback(golden_inputs=...), or envbuild capture --golden FILE.npz"
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
-_IN_IMAGE = "run the sample in an image: `envbuild verify MODEL IMAGE --golden`"
+_IN_IMAGE = "run the sample in an image: `envbuild verify MODEL IMAGE --golden --run`"
 _SEE = "see the lines, and what `envbuild verify` finds between the training environment and this one"
 
 

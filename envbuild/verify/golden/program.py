@@ -233,7 +233,9 @@ def load_pickle(_: Any, path: str) -> Any:
     """Unpickle a model: by joblib, which wrote arrays in its own way, where it is installed."""
     try:
         return importlib.import_module("joblib").load(path)
-    except ImportError:
+    except ImportError as error:
+        if error.name != "joblib":
+            raise
         with open(path, "rb") as file:  # noqa: PTH123
             return importlib.import_module("pickle").load(file)
 

@@ -1,29 +1,29 @@
-"""Model files of scikit-learn, XGBoost, LightGBM and CatBoost, and pickles, against what is to load them."""
+"""Model files of scikit-learn, XGBoost and CatBoost, and pickles, against what is to load them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from envbuild.manifest.model import Artifact, Model
-from envbuild.verify.findings import Finding
+from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.rules.catalogue import agree, differs, listing
+from envbuild.verify.rules.model import model_and_environment
 from envbuild.verify.rules.packages import minor, numbers
 from envbuild.verify.sources import Side
 
 _PICKLES = ("pickle", "joblib")
-_TITLES = {"scikit-learn": "scikit-learn", "xgboost": "XGBoost", "catboost": "CatBoost", "lightgbm": "LightGBM"}
-_OTHER_NAMES = {"xgboost": ("xgboost", "xgboost-cpu")}
-_LIGHTGBM = {"v2": "2.0", "v3": "2.3", "v4": "4.0"}
-"""The first release that reads each version of LightGBM's format (src/boosting/gbdt_model_text.cpp)."""
+_TITLES = {"scikit-learn": "scikit-learn", "xgboost": "XGBoost", "catboost": "CatBoost"}
+"""Libraries that say which release wrote a model. LightGBM does not, and 2.3 to 4.6 load each other's models."""
+_XGBOOST = ("xgboost", "xgboost-cpu")
 _NO_BINARY = (3, 1)
-"""XGBoost reads its old binary format before 3.1 only (its release notes of 2.1 and 3.1)."""
-_PROTOCOLS = {"4": (3, 4), "5": (3, 8)}
-_NUMPY_CORE = (1, 26)
-"""NumPy 1.26 knows the names of NumPy 2's modules, numpy._core, in pickles (its release notes)."""
+"""XGBoost reads its old binary format before 3.1 only: 3.0.5 loads what 1.7.6 wrote, 3.1.1 does not."""
+_PROTOCOL_5 = (3, 8)
+_NUMPY_CORE = (1, 26, 1)
+"""From here on NumPy 1 knows the names of NumPy 2's modules, numpy._core, in pickles."""
 _MODULES = {
     "catboost": ("catboost",), "lightgbm": ("lightgbm",), "numpy": ("numpy",), "pandas": ("pandas",),
     "prophet": ("prophet",), "scipy": ("scipy",), "sklearn": ("scikit-learn",), "spacy": ("spacy",),
     "statsmodels": ("statsmodels",), "torch": ("torch",), "transformers": ("transformers",),
-    "xgboost": ("xgboost", "xgboost-cpu"), "joblib": ("joblib",), "cloudpickle": ("cloudpickle",),
+    "xgboost": _XGBOOST, "joblib": ("joblib",), "cloudpickle": ("cloudpickle",),
     "imblearn": ("imbalanced-learn",), "category_encoders": ("category-encoders",), "keras": ("keras", "tensorflow"),
 }  # fmt: skip
 """The distributions that bring a module, of those that are met in pickled models."""
@@ -34,15 +34,16 @@ class _Judgement(NamedTuple):
 
     why: str
     todo: str
+    severity: Severity | None = None
 
 
 def artifact_library(wanted: Side, found: Side) -> Iterator[Finding]:
     """Each library that wrote a model against the same library there, by the library's own promise."""
-    model, environment = (wanted.model, found) if wanted.kind in ("model", "manifest") else (found.model, wanted)
+    model, environment = model_and_environment(wanted, found)
     for it in artifacts_of(model):
         for name, version in _writers(it):
             title, about = _TITLES[name], f"{it.path or 'model'} of {_TITLES[name]}"
-            there = _version(environment, _OTHER_NAMES.get(name, (name,)))
+            there = _version(environment, _XGBOOST if name == "xgboost" else (name,))
             if there is None:
                 if environment.packages is not None and environment.complete:
                     says, todo = f"{title} {version} wrote it, and none is there", f"install {name}=={version} there"
@@ -53,13 +54,15 @@ def artifact_library(wanted: Side, found: Side) -> Iterator[Finding]:
                 says = f"{version} wrote it, {there} loads it"
                 yield agree("artifact-library", about, says, wanted=version, found=there)
             else:
-                says, (why, todo) = f"{version} wrote it, and {there} is to load it", judgement
-                yield differs("artifact-library", about, says, wanted=version, found=there, todo=todo, why=why)
+                says, (why, todo, severity) = f"{version} wrote it, and {there} is to load it", judgement
+                yield differs(
+                    "artifact-library", about, says, wanted=version, found=there, todo=todo, severity=severity, why=why
+                )
 
 
 def artifact_pickle(wanted: Side, found: Side) -> Iterator[Finding]:
     """What a pickle needs: its protocol, and the modules of its classes."""
-    model, environment = (wanted.model, found) if wanted.kind in ("model", "manifest") else (found.model, wanted)
+    model, environment = model_and_environment(wanted, found)
     for it in artifacts_of(model):
         if it.format not in _PICKLES:
             continue
@@ -82,13 +85,10 @@ def artifacts_of(model: Model | None) -> tuple[Artifact, ...]:
 
 
 def _writers(artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """The libraries that have a rule here; of LightGBM the first release that reads the format."""
+    """The libraries that have a rule here."""
     for writer in artifact.written_by:
         if writer.name in _TITLES and numbers(writer.version):
             yield writer.name, writer.version
-    lowest = _LIGHTGBM.get(dict(artifact.details).get("version", "")) if artifact.format == "lightgbm" else None
-    if lowest:
-        yield "lightgbm", lowest
 
 
 def _version(environment: Side, names: tuple[str, ...]) -> str | None:
@@ -108,7 +108,9 @@ def _judge(name: str, artifact: Artifact, writer: str, there: str) -> _Judgement
         return _Judgement(f"{title} 3.1 no longer reads its old binary format.", todo)
     if one > other:
         todo = f"serve it with {title} {minor(writer)} or later"
-        return _Judgement(f"{title} loads what older releases wrote, never what newer ones did.", todo)
+        if name == "catboost":
+            return _Judgement("CatBoost promises to load what older releases wrote only.", todo, "warning")
+        return _Judgement("An older XGBoost loads such a model without an error, and may predict other numbers.", todo)
     return None
 
 
@@ -128,12 +130,14 @@ def _lacking(environment: Side, modules: list[str], details: dict[str, str]) -> 
 
 def _too_old(environment: Side, details: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """What is too old there for the pickle: Python for its protocol, NumPy for the names of NumPy 2."""
-    first = _PROTOCOLS.get(details.get("protocol", ""))
     python = numbers(environment.python)[:2]
-    if first and python and python < first:
-        version = ".".join(map(str, first))
-        todo = f"load it with Python {version} or later, or save it again with protocol {min(4, 2 + python[0] // 3)}"
-        yield f"pickle protocol {details['protocol']}", f"Python {environment.python}", todo
+    if details.get("protocol") == "5" and python and python < _PROTOCOL_5:
+        todo = "load it with Python 3.8 or later, or save it again with protocol 4"
+        yield "pickle protocol 5", f"Python {environment.python}", todo
     numpy = _version(environment, ("numpy",))
-    if details.get("numpy") == "2" and numpy and numbers(numpy)[:2] < _NUMPY_CORE:
-        yield "numpy._core, which NumPy 2 wrote", f"NumPy {numpy}", "install NumPy 2, as the run had, or 1.26"
+    if details.get("numpy") == "2" and numpy and numbers(numpy) < _NUMPY_CORE:
+        yield (
+            "numpy._core, which NumPy 2 wrote",
+            f"NumPy {numpy}",
+            "install NumPy 2, as the run had, or 1.26.4",
+        )

@@ -60,7 +60,7 @@ def framework(wanted: Side, found: Side) -> Iterator[Finding]:
 
 def tensorflow_1(wanted: Side, found: Side) -> Iterator[Finding]:
     """A model of TensorFlow 1 where TensorFlow 2 is to load it; as a SavedModel its signatures still run."""
-    model, _ = _sides(wanted, found)
+    model, _ = model_and_environment(wanted, found)
     saved = model is not None and model.format == "saved_model"
     for name, writer, version in _written(wanted, found):
         if name == "tensorflow" and numbers(writer.version)[0] == 1 and numbers(version)[0] > 1:
@@ -77,7 +77,7 @@ def keras(wanted: Side, found: Side) -> Iterator[Finding]:
 
     Where tf-keras is there and may take the place of Keras 3, it loads what Keras 2 wrote.
     """
-    model, environment = _sides(wanted, found)
+    model, environment = model_and_environment(wanted, found)
     packages, variables = environment.packages, environment.variables
     legacy = (packages or {}).get("tf-keras")
     for name, writer, version in _written(wanted, found):
@@ -118,7 +118,7 @@ def artifact_format(wanted: Side, found: Side) -> Iterator[Finding]:
         yield differs("artifact-format", "model format", wanted=one, found=other, todo=todo)
 
 
-def _sides(wanted: Side, found: Side) -> tuple[Model | None, Side]:
+def model_and_environment(wanted: Side, found: Side) -> tuple[Model | None, Side]:
     """The model that is to be loaded, and where: the first side's in the second, unless the first has no model."""
     if wanted.kind in ("model", "manifest"):
         return wanted.model, found
@@ -127,7 +127,7 @@ def _sides(wanted: Side, found: Side) -> tuple[Model | None, Side]:
 
 def _written(wanted: Side, found: Side) -> Iterator[tuple[str, Writer, str]]:
     """Each framework that wrote the model and is there: its name, the writer, the version there."""
-    model, environment = _sides(wanted, found)
+    model, environment = model_and_environment(wanted, found)
     there = builds(environment)
     for writer in model.written_by if model else ():
         name = _FRAMEWORKS.get(writer.name.lower(), "")
