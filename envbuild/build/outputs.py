@@ -21,7 +21,6 @@ from envbuild.oci.reference import Reference
 from envbuild.registry.push import PushResult, publish, stamped_tag
 from envbuild.report import Reporter
 from envbuild.stamp.history import Signer, Snapshot
-from envbuild.stamp.objects import open_model
 from envbuild.stamp.record import ModelFiles, StampEntry
 from envbuild.stamp.stamping import StampResult, stamp
 
@@ -189,8 +188,7 @@ def check_model_files(
         image.manifest_sha256 for image in previous.images
     }
     expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
-    with open_model(uri) as model:
-        place = folder_of(uri, manifest) if model.is_file else uri
+    place = folder_of(uri, manifest) if stamp_before.is_file else uri
     present = files_now(place, of_run or of_stamp, patient=True)
     problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(of_run), exact=exact)
     if of_run is None and report:

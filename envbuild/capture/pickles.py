@@ -237,8 +237,8 @@ class _Opcodes:
         elif "TUPLE" in name:
             stack.append(tuple(taken))
         elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"):
-            made = taken[0] if taken and isinstance(taken[0], _Object) else _Object()
-            stack.append(_Object(made.name, taken[1] if len(taken) > 1 else None))
+            instance = taken[0] if taken and isinstance(taken[0], _Object) else _Object()
+            stack.append(_Object(instance.name, taken[1] if len(taken) > 1 else None))
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = taken if name == "DICT" else taken[1:]
             found = _Object() if name == "DICT" else taken[0]
@@ -246,12 +246,12 @@ class _Opcodes:
             self._set(found, {key: value for key, value in pairs if isinstance(key, str)})
             stack.append(found)
         elif name == "BUILD":
-            made, state = taken
-            if isinstance(made, _Object) and isinstance(state, _Object):
-                self._set(made, state.state)
-            stack.append(made)
-            if isinstance(made, _Object) and made.name in _ARRAYS:
-                self._pass_array(made.state)
+            instance, state = taken
+            if isinstance(instance, _Object) and isinstance(state, _Object):
+                self._set(instance, state.state)
+            stack.append(instance)
+            if isinstance(instance, _Object) and instance.name in _ARRAYS:
+                self._pass_array(instance.state)
         else:
             kept = taken[:1] if name in ("APPEND", "APPENDS", "ADDITEMS") else []
             stack.extend(kept or [_Object() for _ in opcode.stack_after])

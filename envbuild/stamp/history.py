@@ -85,6 +85,8 @@ class Snapshot:
     """The record that the next one continues, with its name: this one, or with a key the newest that the key signed."""
     records: Mapping[str, Stamp] = field(default_factory=dict)
     """With a key, all records for the model."""
+    is_file: bool = False
+    """Whether the model was given as one file."""
 
     @property
     def name(self) -> str | None:
@@ -128,7 +130,7 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
     records = records_of(model, name) if signer else {}
     base = newest_signed(model, records, signer) if signer else None
     if name is None:
-        return Snapshot(state=state, record=None, base=base, records=records)
+        return Snapshot(state=state, record=None, base=base, records=records, is_file=model.is_file)
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
         command = model.store.unpointing(model.anchor)
@@ -137,7 +139,8 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
     record = read_record(name, data)
     if signer is None:
         base = (name, record)
-    return Snapshot(state=state, record=RecordFile(name=name, stamp=record, data=data), base=base, records=records)
+    file = RecordFile(name=name, stamp=record, data=data)
+    return Snapshot(state=state, record=file, base=base, records=records, is_file=model.is_file)
 
 
 def read_previous(model: Model, record: Stamp) -> RecordFile | None:

@@ -77,7 +77,7 @@ def estimator(platform: str, loaded: Any) -> Model:
     missing = [name for name in wanted if name.startswith("_") or not callable(getattr(loaded, name, None))]
     if missing or not wanted:
         kind = f"{type(loaded).__module__}.{type(loaded).__name__}"
-        raise Unusable(f"the model is a {kind}, which has no method {(missing or ['predict'])[0]!r} ({METHODS})")
+        raise Unusable(f"the model, a {kind}, has no method {', '.join(missing) or 'named'}: correct {METHODS}")
     names = getattr(loaded, "feature_names_in_", None)
     columns = tuple(map(str, names)) if names is not None else ()
     width = getattr(loaded, "n_features_in_", None)
