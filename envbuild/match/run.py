@@ -109,11 +109,11 @@ class Run:
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
     """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it.
 
-    A run without any framework's distribution used none.
+    A run without any framework's distribution used none, unless a framework wrote its model.
     """
     accelerator, pins = known_accelerator(manifest), pins_of(manifest)
     installed = [it for it in profiles.frameworks if it.distributions & dict(pins).keys()]
-    none = manifest.framework_source or (pins and not installed and not manifest.frameworks)
+    none = manifest.framework_source or (pins and not (installed or manifest.frameworks or _model_writer(manifest)))
     if manifest.framework is None and none:
         profile, own, version = NO_FRAMEWORK, "python", ""
         release = Release(version=Version("0"), wheels=())
@@ -210,8 +210,21 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
         todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
         return MatchError(what, where="framework", todo=todo)
+    writer = _model_writer(manifest)
+    what = (
+        f"{writer} wrote the model, and the record has no distribution of it"
+        if writer
+        else "the record has no distributions at all"
+    )
     todo = f"capture inside the environment that trained, or give --framework none; {own}"
-    return MatchError("the record has no distributions at all", where="distributions", todo=todo)
+    return MatchError(what, where="distributions", todo=todo)
+
+
+def _model_writer(manifest: TrainingManifest) -> str | None:
+    """The framework that wrote the run's model; of ONNX, which any runtime loads, none."""
+    model = manifest.model
+    writers = model.written_by if model and model.format != "onnx" else ()
+    return next((it.name for it in writers if it.name in {*FRAMEWORKS, "keras"}), None)
 
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ from envbuild.errors import MatchError, UsageError
 from envbuild.files import data_folder
 from envbuild.manifest.hardware import Accelerator, Gpu, Library, Native, Owner
 from envbuild.manifest.importers.environment import RecordOptions, supplement
-from envbuild.manifest.model import Framework, Model, Numerics, Platform, Python, Source, TrainingManifest
+from envbuild.manifest.model import Framework, Model, Numerics, Platform, Python, Source, TrainingManifest, Writer
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
@@ -424,6 +424,14 @@ def test_a_run_that_had_no_framework_needs_no_option():
     assert stack.base.startswith("docker.io/library/python:3.11.7-slim-")
     decision = next(it for it in stack.decisions if it.what == "framework")
     assert (decision.value, decision.source) == ("none", "manifest: distributions")
+
+
+def test_a_record_without_the_framework_that_wrote_the_model_was_taken_elsewhere():
+    run = replace(ran("none", "numpy", "1.26.4"), framework=None)
+    model = Model(uri="m", format="saved_model", written_by=(Writer(name="tensorflow", version="2.15.1"),))
+    with pytest.raises(MatchError, match="tensorflow wrote the model"):
+        match(replace(run, model=model), PROFILES)
+    assert match(replace(run, model=replace(model, format="onnx")), PROFILES).framework == "none"
 
 
 def test_envbuild_is_left_out_of_what_it_captured():
