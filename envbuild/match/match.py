@@ -199,7 +199,9 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
         if run.others:
             none = Decision("framework", "none", "the run used none, so no CUDA is chosen", "--framework")
         python = Decision("python", run.python, OWN, "manifest: python.version")
-        return (none, python, *_other_system(run))
+        reason = "the oldest that wheels are built for; locking takes only wheels that the base's glibc serves"
+        glibc = Decision("glibc", f">={wheel.glibc}", reason, "PEP 599: manylinux2014")
+        return (none, python, glibc, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
     whose = "what was asked for" if run.hypothetical else OWN
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"

@@ -51,7 +51,7 @@ def write(path: Path):
     with written_whole(path) as file:
         file.write(b"half")
         print("ready", flush=True)
-        time.sleep(60)
+        for _ in range(600): time.sleep(0.1)  # a signal just before a sleep ends only the next one
 @commands.app.command()
 def lose():
     class Last:
