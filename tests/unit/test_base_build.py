@@ -113,6 +113,12 @@ def test_what_cannot_be_meant_is_refused(wrong, where):
         (CUDA.removeprefix("docker.io/"), "3.9.18", "docker.io/library/python:3.9.18-slim-bullseye"),
         (CUDA.replace("20.04", "18.04"), "3.7", "docker.io/library/python:3.7-slim-stretch"),  # glibc 2.27
         (CUDA.replace("20.04", "18.04"), "3.9", None),  # only with a newer glibc
+        (
+            "h.example.com:5000/my/cuda:10.0-cudnn7-runtime-ubuntu18.04",
+            "3.7",
+            "docker.io/library/python:3.7-slim-stretch",
+        ),
+        ("h.example.com:5000/my/cuda", "3.7", None),
         (CUDA, "3.12", None),
         (CUDA, "", None),
         ("h.example.com/mine:1", "3.9", None),  # of which nothing is known
