@@ -143,8 +143,8 @@ def _check_open(text: str, where: str) -> None:
 def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | None:
     """Choose an image with a Python that the parent's distribution lacks; None if that is unknown or not needed.
 
-    It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` has the tag of
-    a base of `profiles/cuda.toml`, with or without a digest: it is that image, or a mirror of it.
+    It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` has the tag
+    of a base of `profiles/cuda.toml`, with or without a digest: it is that image, or a mirror of it.
     """
     tag = parent.partition("@")[0].rpartition(":")[2]
     row = next((it for it in profiles.bases if it.image.endswith(f":{tag}")), None)
