@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import docker
-from packaging.version import Version
 
 from envbuild.base.apt import SOURCES, find_mirror, source_lines
 from envbuild.base.debian import debian_base
@@ -21,7 +20,7 @@ from envbuild.engine.client import connected
 from envbuild.engine.container import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
-from envbuild.match.profiles import Profiles
+from envbuild.match.profiles import CudaArchive, Profiles
 from envbuild.match.stack import Decision
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
@@ -34,6 +33,8 @@ _PYTHON = re.compile(r"3\.\d+(?:\.\d+)?\Z")
 # Debian policy manual, 5.6.1 "Source" and 5.6.12 "Version".
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9-]+)?=[A-Za-z0-9][A-Za-z0-9.+~:-]*\Z")
 _SNAPSHOT = re.compile(r"\d{8}T\d{6}Z\Z")
+_HTTPS = "2.28"
+"""The glibc of Debian 10, the first suite whose apt reads https without another package."""
 INSTEAD = "run by hand, where there is one, what --dry-run prints"
 _HUB = "https://index.docker.io/v1/"
 """The name of Docker Hub in the logins of engines."""
@@ -45,6 +46,7 @@ _REMEDIES = {
     "was not found": "see the version: `apt-cache madison NAME` on the parent lists them; a snapshot may have it",
     "Failed to fetch": "see that containers reach the archive; for an old suite give --snapshot, or --sources FILE",
     "does not have a Release file": "the archive no longer has the suite: give --snapshot, or --sources FILE",
+    ": not found": "see the tag, as registries delete old ones: give a mirror's image, or --cuda for NVIDIA's packages",
 }
 """Remedies by a part of the failed step's message."""
 
@@ -63,6 +65,8 @@ class BaseOrder:
     """Debian packages, each as NAME=VERSION."""
     sources: str = ""
     """apt's one-line sources, instead of the parent's own."""
+    archive: CudaArchive | None = None
+    """NVIDIA's packages to install, from its sources."""
     snapshot: str = ""
     """The time of the distribution's archive: `20240101T000000Z`."""
     snapshot_host: str = ""
@@ -91,7 +95,9 @@ class BaseOrder:
             "PARENT": self.parent,
             "PYTHON_IMAGE": self.python_image,
             "PYTHON_VERSION": self.python,
-            "PACKAGES": " ".join(self.packages),
+            "PACKAGES": " ".join((*(self.archive.packages if self.archive else ()), *self.packages)),
+            "CUDA": self.archive.cuda if self.archive else "",
+            "CUDA_SOURCES": "\n".join(self.archive.lines) if self.archive else "",
             "SOURCES": self.sources,
             "SNAPSHOT": self.snapshot,
             "SNAPSHOT_HOST": self.snapshot_host.rstrip("/"),
@@ -137,23 +143,42 @@ def _check_open(text: str, where: str) -> None:
 def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | None:
     """Choose an image with a Python that the parent's distribution lacks; None if that is unknown or not needed.
 
-    It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` is a base of
-    `profiles/cuda.toml`, with or without a digest.
+    It is an official Python image of the newest suite whose glibc is not newer than the parent's. `parent` has the tag
+    of a base of `profiles/cuda.toml`, with or without a digest: it is that image, or a mirror of it.
     """
-    name, prefixes = parent.partition("@")[0], ("", "docker.io/", "docker.io/library/")
-    row = next((it for it in profiles.bases if name in {it.image.removeprefix(each) for each in prefixes}), None)
+    tag = parent.partition("@")[0].rpartition(":")[2]
+    row = next((it for it in profiles.bases if it.image.endswith(f":{tag}")), None)
     exact = python.count(".") > 1
     if row is None or not python or (row.python == python and not exact):
         return None
     minor = ".".join(python.split(".")[:2])
-    suites = [it for it in profiles.suites if Version(it.glibc) <= Version(row.glibc)]
-    suite = next((it for it in suites if it.has_image(python)), None)
+    suite = profiles.python_suite(python, newest=row.glibc)
     if suite is None:
         return None
     image = profiles.python_image.format(python=python, suite=suite.name)
     lack = f"another patch release of {minor}" if row.python == minor else f"Python {row.python}"
     reason = f"the parent's distribution has {lack}; glibc {suite.glibc} of this image is not newer than {row.glibc}"
     return Decision(what="python image", value=image, reason=reason, source=suite.source)
+
+
+def decide_archive(cuda: str, python: str, parent: str, profiles: Profiles) -> tuple[CudaArchive, Decision]:
+    """Return NVIDIA's packages of this CUDA, and the parent for them: the given one, else the image of the Python.
+
+    UsageError where no packages of the CUDA are known, or no image of the Python.
+    """
+    archive = next((it for it in profiles.archives if it.cuda == cuda), None)
+    if archive is None:
+        known = ", ".join(it.cuda for it in profiles.archives)
+        todo = f"give one of {known}, or name the packages by --package and --sources"
+        raise UsageError(f"no packages of CUDA {cuda} are known", where=f"--cuda {cuda}", todo=todo)
+    reason = f"CUDA {cuda} is put on it, by {' '.join(archive.packages)}"
+    suite = profiles.python_suite(python, oldest=_HTTPS) if python else None
+    if not parent and suite is None:
+        what = f"no image of Python {python} is known" if python else "neither the parent nor its Python is named"
+        todo = f"give --python {'.'.join(python.split('.')[:2]) or '3.7'}, or --parent"
+        raise UsageError(what, where=f"--cuda {cuda}", todo=todo)
+    image = profiles.python_image.format(python=python, suite=suite.name) if suite else ""
+    return archive, Decision(what="parent", value=parent or image, reason=reason, source=archive.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

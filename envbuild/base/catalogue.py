@@ -1,7 +1,6 @@
 """The bases that this machine knows (bootstrapped, mirrored, built, pushed), what each serves, and those missing."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,6 @@ from envbuild.registry.pull import pull
 
 _FOLDER = "known"
 _LONGEST = 512
-_CUDA = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +116,6 @@ def _tagged(reference: Reference, machine: str, facts: KnownFacts) -> KnownBase 
 def with_facts(base: KnownBase, facts: Facts) -> KnownBase:
     """Return the base with facts from its files."""
     return replace(base, python=facts.python, glibc=facts.glibc, distribution=facts.distribution)
-
-
-def cuda_of(name: str) -> str:
-    """Return the CUDA version in the name of one of NVIDIA's images; empty for others."""
-    found = _CUDA.search(name)
-    return found[1] if found else ""
 
 
 def _decode(value: Any) -> KnownBase:
@@ -226,7 +218,7 @@ def missing(known: Sequence[KnownBase], profiles: Profiles, machine: str) -> tup
 
 def _plain(python: str, machine: str, profiles: Profiles) -> MissingBase | None:
     wanted = KnownBase(name="", how="", digest="", python=python, glibc=_NEWEST_GLIBC, machine=machine)
-    suite = next((it for it in profiles.suites if it.has_image(python)), None)
+    suite = profiles.python_suite(python)
     if debian := suite_for(python):
         command = f"envbuild base show debian:{debian}"
     elif suite:
@@ -238,12 +230,18 @@ def _plain(python: str, machine: str, profiles: Profiles) -> MissingBase | None:
 
 
 def _with_cuda(cuda: str, python: str, profiles: Profiles) -> MissingBase | None:
-    """Choose the parent whose distribution has the Python, else the first that the official Python image fits."""
+    """Choose the parent whose distribution has the Python, else the first that the official Python image fits.
+
+    Without such an image, the base is made of NVIDIA's packages.
+    """
     rows = sorted((it for it in profiles.bases if it.cuda == cuda), key=lambda it: it.python != python)
-    row = next((it for it in rows if it.python == python or decide_python(it.image, python, profiles)), None)
-    if row is None:
+    here = (it for it in rows if not it.withdrawn)
+    row = next((it for it in here if it.python == python or decide_python(it.image, python, profiles)), None)
+    suite = profiles.python_suite(python)
+    if row is None and suite is None:
         return None
-    command = f"envbuild base build --parent {row.image} --python {python} --push REPOSITORY:TAG"
-    name = KnownBase(name=row.image, how="", digest="", python=python, glibc=row.glibc, machine="x86_64")
-    served = serves(replace(name, cuda=cuda_of(row.image)), profiles, ("gpu",))
+    parent, glibc = (f"--parent {row.image}", row.glibc) if row else (f"--cuda {cuda}", suite.glibc if suite else "")
+    command = f"envbuild base build {parent} --python {python} --push REPOSITORY:TAG"
+    name = KnownBase(name="", how="", digest="", python=python, glibc=glibc, machine="x86_64", cuda=cuda)
+    served = serves(name, profiles, ("gpu",))
     return MissingBase(what=f"CUDA {cuda}, Python {python}", serves=served, command=command)

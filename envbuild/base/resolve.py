@@ -189,6 +189,7 @@ SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
 PYTHONS = {suite: python for python, suite in SUITES.items()}
 _PYTHON_IMAGE = re.compile(r"/library/python:(\d+\.\d+(?:\.\d+)?)")
 """Docker's official image of Python, or a mirror with the same path: the tag begins with the version."""
+_CUDA = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
 
 Pull = Callable[[Reference, str], Image]
 
@@ -266,12 +267,22 @@ def _pull(reference: Reference, machine: str, pull: Pull, wanted_python: str | N
     except RegistryError as error:
         suite = suite_for(wanted_python or "")
         way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
+        if cuda := cuda_of(f"{reference}"):  # NVIDIA deletes old tags; Debian's bases have no CUDA
+            cuda = ".".join(cuda.split(".")[:2])
+            command = f"envbuild base build --cuda {cuda} --python {wanted_python or 'VERSION'}"
+            way_out = f"make a base of NVIDIA's packages, {command}, or on a mirror of the image, by --parent MIRROR"
         todo = "; or ".join(part for part in (error.todo, way_out) if part)
         what = f"cannot get the base: {error.what}"
         raise RegistryError(what, where=error.where, todo=todo, status=error.status) from error
     asked = replace(reference, tag=reference.tag if reference.digest else reference.target, digest=None)
     # for an index that is the digest of this platform's image
     return str(reference.at(image.found_as or image.digest)), image, str(asked)
+
+
+def cuda_of(name: str) -> str:
+    """Return the CUDA version in the name of one of NVIDIA's images; empty for others."""
+    found = _CUDA.search(name)
+    return found[1] if found else ""
 
 
 def _is_layout(text: str) -> bool:

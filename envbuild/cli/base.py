@@ -53,6 +53,7 @@ class BaseOptions:
     python_image: str | None = option(
         HOW, "An image with that Python in /usr/local, if the parent's suite lacks it.", "REF"
     )
+    cuda: str | None = option(WHAT, "Install NVIDIA's packages of this CUDA, with cuDNN, as in 10.1.", "VERSION")
     package: list[str] | None = option(WHAT, "Install this Debian package; repeatable.", "NAME=VERSION")
     sources: Path | None = option(HOW, "Replace the parent's one-line sources of apt.", "FILE")
     snapshot: str | None = option(HOW, "Use the distribution's archive of this time: 20240101T000000Z.", "TIME")
@@ -103,7 +104,7 @@ def build(*, options: BaseOptions) -> None:
 
 def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     """Return what to build, and for which machine."""
-    from envbuild.base.build import BaseOrder, decide_python
+    from envbuild.base.build import BaseOrder, decide_archive, decide_python
     from envbuild.files import data_folder
     from envbuild.match.profiles import load_profiles
     from envbuild.oci.reference import refuse_login
@@ -116,10 +117,19 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     except (OSError, ValueError) as error:
         todo = "give the path of a file with lines such as: deb http://HOST/debian bookworm main"
         raise UsageError("the sources cannot be read", where=f"--sources {options.sources}", todo=todo) from error
+    profiles, python = load_profiles(data_folder("profiles"), ()), options.python or (stack.python if stack else "")
+    archive, parent = None, options.parent or (stack.base if stack else "")
+    # Make a base of NVIDIA's packages where that is asked for, or the image with CUDA is gone.
+    gone = next((it.cuda for it in profiles.bases if it.withdrawn and it.image == parent and not options.parent), "")
+    if cuda := options.cuda or gone:
+        archive, decision = decide_archive(cuda, python, options.parent or "", profiles)
+        progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
+        parent = decision.value
     order = BaseOrder(
-        parent=options.parent or (stack.base if stack else ""),
-        python=options.python or (stack.python if stack else ""),
+        parent=parent,
+        python=python,
         python_image=options.python_image or "",
+        archive=archive,
         packages=tuple(options.package or ()),
         sources=sources,
         snapshot=options.snapshot or "",
@@ -130,11 +140,9 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
         todo = "give --for MANIFEST, or --parent REF, such as --parent debian:bookworm"
         raise UsageError("the base has no parent", where="--parent", todo=todo)
     # Choose the image with a Python that the parent's distribution lacks.
-    if not order.python_image:
-        profiles = load_profiles(data_folder("profiles"), ())
-        if decision := decide_python(order.parent, order.python, profiles):
-            progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
-            order = replace(order, python_image=decision.value)
+    if not order.python_image and (choice := decide_python(order.parent, order.python, profiles)):
+        progress.note(f"{choice.what}: {choice.value} - {choice.reason} [{choice.source}]")
+        order = replace(order, python_image=choice.value)
     return order, stack.machine if stack else parse_platform(options.platform)
 
 
@@ -199,7 +207,8 @@ def push_from_engine(
 
 def remember_base(reference: str, how: str, *, digest: str = "", parent: str = "", **facts: str) -> None:
     """Remember a base for `base list`, which looks up the facts that are not given."""
-    from envbuild.base.catalogue import KnownBase, cuda_of, remember
+    from envbuild.base.catalogue import KnownBase, remember
+    from envbuild.base.resolve import cuda_of
     from envbuild.files import cache_folder
 
     digest = digest or reference.rpartition("@")[2]

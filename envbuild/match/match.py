@@ -174,14 +174,19 @@ def decide_base(
         return Decision("base", overrides.base, has + cuda, wheel.source)
     if row := plan.base:  # such an image has no Python, and its distribution has just one
         other = "" if row.python == minor else f", and its distribution has only {row.python}"
+        if row.withdrawn:
+            packages = f"envbuild base build --cuda {row.cuda} --python {python}"
+            mirror = f"envbuild base build --parent MIRROR --python {minor}"
+            reason = f"{row.reason}. {row.withdrawn}: make one of NVIDIA's packages, {packages}, or on a mirror of it"
+            reason += f", {mirror}, and name it by --set base=IMAGE"
+            return Decision("base", row.image, reason, row.source, warning=True)
         build = f"envbuild base build --parent {row.image} --python {minor}, and name it by --set base=IMAGE"
         reason = f"{row.reason}. It has no Python{other}: make one with it, {build}"
         return Decision("base", row.image, reason, row.source)
     if plan.source == "base":
         reason = f"no image with CUDA {plan.version} and Python is known; name one by --set base=IMAGE"
         return Decision("base", "", reason, "profiles/cuda.toml: base", warning=True)
-    suites = [it for it in profiles.suites if Version(it.glibc) >= Version(wheel.glibc)]
-    suite = next((it for it in suites if it.has_image(python)), None)
+    suite = profiles.python_suite(python, oldest=wheel.glibc)
     name = profiles.python_image.format(python=python, suite=(suite or profiles.suites[0]).name)
     if suite is None:
         known = f"no slim image of Python {python} is known on a suite with glibc {wheel.glibc}"

@@ -147,6 +147,21 @@ class CudaBase:
     source: Text
     cudnn: Text | None = None
     """cuDNN in it, where its recipe says so: `8.1.1.33`."""
+    withdrawn: Text | None = None
+    """Since when its registry does not have it any more; None where it may be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaArchive:
+    """NVIDIA's Debian packages of one CUDA, with cuDNN: a base can be made of them where no image is left."""
+
+    cuda: Text
+    """`10.1`."""
+    lines: tuple[str, ...]
+    """apt's one-line sources."""
+    packages: tuple[str, ...]
+    """Each as NAME=VERSION."""
+    source: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +380,12 @@ class Profiles:
     """Normalised names of projects whose builds for CPU and CUDA differ by a local label: `+cpu`, `+cu118`."""
     cuda_only: tuple[str, ...] = ()
     """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
+    archives: tuple[CudaArchive, ...] = ()
+
+    def python_suite(self, python: str, *, oldest: str = "0", newest: str = "9") -> Suite | None:
+        """Return the first suite with an image of this Python, and with a glibc from `oldest` to `newest`."""
+        fits = (it for it in self.suites if Version(oldest) <= Version(it.glibc) <= Version(newest))
+        return next((it for it in fits if it.has_image(python)), None)
 
     def glibc_of(self, image: str) -> str | None:
         """Return the glibc of an image that `decide_base` chose; None for any other image."""
@@ -394,6 +415,7 @@ _KEYS = {
     "compilers": "compiler",
     "generations": "generation",
     "builds": "build",
+    "archives": "archive",
     **{key: key for key in ("nvidia_wheels", "python_image", "labelled", "cuda_only")},
 }
 """Fields of Profiles, with their keys in cuda.toml."""

@@ -1,5 +1,6 @@
 """Dockerfile.base, built for real on a Debian that has no Python, and what `envbuild base` says of the results."""
 
+import hashlib
 import http.server
 import io
 import json
@@ -9,13 +10,18 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.base.apt import Mirror, find_mirror
+from envbuild.base.build import BaseOrder, Parent, make_base
 from envbuild.base.resolve import resolve_base
+from envbuild.files import base_dockerfile, data_folder
+from envbuild.match.profiles import CudaArchive, load_profiles
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
@@ -180,6 +186,57 @@ def test_another_suites_python_is_taken_from_an_image_with_its_libraries(bench, 
     assert engine.run("old:1", ["python3", "-c", script]) == "1.1\n", "Debian 11 has OpenSSL 1.1, Debian 12 has not"
     shown = json.loads(bench("show", result["image"], "--json").stdout)
     assert (shown["python"], shown["python_path"]) == ("3.9.2", "/usr/local/bin/python3.9")
+
+
+@pytest.fixture
+def nvidias(tmp_path) -> Iterator[tuple[CudaArchive, int]]:
+    """CUDA 10.0 in packages of the real names and versions, served as NVIDIA serves them."""
+    archive = next(it for it in load_profiles(data_folder("profiles"), ()).archives if it.cuda == "10.0")
+    folder, index = tmp_path / "archive", []
+    folder.mkdir()
+    for name, _, version in (it.partition("=") for it in archive.packages):
+        about = (
+            f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: N <n@example.com>\nDescription: x\n"
+        )
+        files = {"DEBIAN/control": about, f"usr/local/cuda-10.0/lib64/{name}.so.10.0": name}
+        files |= {"etc/ld.so.conf.d/cuda-10-0.conf": "/usr/local/cuda-10.0/lib64\n"} if "cudart" in name else {}
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+        command_output("dpkg-deb", "--root-owner-group", "--build", str(tmp_path / name), str(folder / f"{name}.deb"))
+        data = (folder / f"{name}.deb").read_bytes()
+        index.append(f"{about}Filename: {name}.deb\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n")
+    (folder / "Packages").write_text("\n".join(index))
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("0.0.0.0", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        try:
+            yield archive, server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+def test_nvidias_packages_are_put_on_a_python_whose_own_archive_is_gone(nvidias, old_python, engine, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", engine.url)
+    archive, port = nvidias
+    gateway = engine.client.networks.list(names=["bridge"])[0].attrs["IPAM"]["Config"][0]["Gateway"]
+    gone = f"deb http://{gateway}:{port}/debian bullseye main"
+    lines = (f"FROM {old_python}", f"RUN echo '{gone}' >/etc/apt/sources.list")
+    engine.client.images.build(fileobj=io.BytesIO("\n".join(lines).encode()), tag=f"{old_python}-alone", rm=True)
+    engine.client.images.push(*f"{old_python}-alone".rsplit(":", 1))
+    order = BaseOrder(
+        parent=f"{old_python}-alone",
+        python="3.9",
+        archive=replace(archive, lines=(f"deb [trusted=yes] http://{gateway}:{port} /",)),
+    )
+    name = Reference.parse("example.com/gone:1")
+    made = make_base(order, Parent(name=order.parent), base_dockerfile(), name, "x86_64", SILENT)
+    assert (made.inside.cuda, made.inside.python[:4]) == ("10.0", "3.9.")
+    status = engine.run(made.id, ["dpkg-query", "-W", "-f", "${Package}=${Version}\n"])
+    assert set(archive.packages) <= set(status.splitlines())
+    assert engine.run(made.id, ["sh", "-c", "cat /etc/apt/sources.list; ls /etc/apt/sources.list.d /tmp"]) == (
+        f"{gone}\n/etc/apt/sources.list.d:\n\n/tmp:\n"
+    ), "the next who installs something gets it from the suite"
 
 
 def test_a_bootstrapped_debian_is_a_parent_too(bench, engine, cache):

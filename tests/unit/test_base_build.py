@@ -40,12 +40,13 @@ def test_every_argument_is_one_of_the_dockerfiles():
     order = BaseOrder(
         parent="a", python="3.11", python_image="b", packages=("cc=1", "dd:arm64=2:3-4+e~f"), sources="g",
         snapshot="20240101T000000Z", snapshot_host="https://example.com/archive/", epoch="5",
+        archive=PROFILES.archives[0],
     )  # fmt: skip
     declared = {
         line.split()[1].partition("=")[0] for line in base_dockerfile().read_text().splitlines() if line[:4] == "ARG "
     }
     assert set(order.arguments) == declared - {"PYTHON"}
-    assert order.arguments["PACKAGES"] == "cc=1 dd:arm64=2:3-4+e~f"
+    assert order.arguments["PACKAGES"].endswith(" libcudnn7=7.6.5.32-1+cuda10.0 cc=1 dd:arm64=2:3-4+e~f")
     assert order.arguments["SNAPSHOT_HOST"] == "https://example.com/archive"
     assert BaseOrder(parent="a").arguments == {"PARENT": "a"}, "all else is at its default"
 
@@ -112,6 +113,12 @@ def test_what_cannot_be_meant_is_refused(wrong, where):
         (CUDA.removeprefix("docker.io/"), "3.9.18", "docker.io/library/python:3.9.18-slim-bullseye"),
         (CUDA.replace("20.04", "18.04"), "3.7", "docker.io/library/python:3.7-slim-stretch"),  # glibc 2.27
         (CUDA.replace("20.04", "18.04"), "3.9", None),  # only with a newer glibc
+        (
+            "h.example.com:5000/my/cuda:10.0-cudnn7-runtime-ubuntu18.04",
+            "3.7",
+            "docker.io/library/python:3.7-slim-stretch",
+        ),
+        ("h.example.com:5000/my/cuda", "3.7", None),
         (CUDA, "3.12", None),
         (CUDA, "", None),
         ("h.example.com/mine:1", "3.9", None),  # of which nothing is known
@@ -157,6 +164,29 @@ def test_a_run_with_cuda_from_its_base_gets_both_in_one(base, tmp_path):
     assert "PYTHON_IMAGE=docker.io/library/python:3.9.18-slim-bullseye" in words
 
 
+def test_a_run_whose_image_with_cuda_is_gone_gets_nvidias_packages_on_its_own_python(base, tmp_path):
+    run = manifest_of(("tensorflow-gpu", "1.15.5"), python={"version": "3.7.9", "implementation": "cpython"})
+    (tmp_path / "manifest.json").write_text(json.dumps(run))
+    given = ("build", "--for", "manifest.json", "--variant", "gpu", "--dry-run")
+    code, out, err = base(*given)
+    assert code == 0, err
+    arguments = dict(it.partition("=")[::2] for it in shlex.split(out) if it[:1].isupper())
+    assert arguments["PARENT"] == "docker.io/library/python:3.7.9-slim-buster"
+    assert {"cuda-libraries-10-0=10.0.130-1", "libcudnn7=7.6.5.32-1+cuda10.0"} <= set(arguments["PACKAGES"].split())
+    assert (arguments["CUDA"], "SOURCES" in arguments) == ("10.0", False), "the parent's own sources stay"
+    assert all(line.startswith("deb [trusted=yes] https://") for line in arguments["CUDA_SOURCES"].splitlines())
+    assert "parent: docker.io/library/python:3.7.9-slim-buster - CUDA 10.0 is put on it" in err
+    mirrored = base(*given, "--parent", "h.example.com/cuda:10.0-cudnn7-runtime-ubuntu18.04")[1]
+    assert ("PARENT=h.example.com/cuda:10.0-" in mirrored, "PACKAGES" in mirrored) == (True, False)
+    code, out, err = base("build", "--cuda", "11.2", "--python", "3.9", "--package", "libgomp1=12.2.0-14", "--dry-run")
+    assert code == 0, err
+    for part in (
+        "PARENT=docker.io/library/python:3.9-slim-bookworm ",
+        "libcudnn8=8.1.1.33-1+cuda11.2 libgomp1=12.2.0-14",
+    ):
+        assert part in out
+
+
 def test_what_the_run_had_of_debian_is_told(base, tmp_path):
     owner = {"kind": "debian", "name": "libgomp1", "version": "12.2.0-14"}
     library = {"name": "libgomp.so.1", "path": "/usr/lib/x86_64-linux-gnu/libgomp.so.1", "owner": owner}
@@ -186,6 +216,9 @@ def test_the_time_is_that_of_the_environment(base, monkeypatch):
     [
         ((), "where: --parent"),
         (("--parent", "a", "--tag", "A:1"), "--tag A:1"),
+        (("--cuda", "9.0", "--python", "3.7"), "give one of 10.0, 10.1, 11.0, 11.2, 11.8"),
+        (("--cuda", "10.1"), "where: --cuda 10.1"),
+        (("--cuda", "10.1", "--python", "3.7.2"), "give --python 3.7, or --parent"),
         (("--parent", "a", "--tag", f"a@{DIGEST}"), "where: --tag a@"),
         (("--parent", "a", "--push", "mine"), "where: --push mine"),
         (("--parent", "a", "--sources", "none.list"), "where: --sources none.list"),

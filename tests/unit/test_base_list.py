@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.base.catalogue import KnownBase, cuda_of, known_bases, missing, remember, serves, tagged_bases
-from envbuild.base.resolve import Facts, KnownFacts
+from envbuild.base.catalogue import KnownBase, known_bases, missing, remember, serves, tagged_bases
+from envbuild.base.resolve import Facts, KnownFacts, cuda_of
 from envbuild.files import data_folder
 from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
@@ -53,6 +53,10 @@ def test_the_matrix_has_each_python_and_each_cuda_and_what_is_here_is_not_missin
     assert rows["Python 3.11"].command == "envbuild base show debian:bookworm"
     assert rows["Python 3.10"].command.startswith("envbuild base mirror docker.io/library/python:3.10-slim-")
     assert "--parent docker.io/nvidia/cuda:11.2.2-" in rows["CUDA 11.2, Python 3.9"].command
+    # NVIDIA has deleted the tags of CUDA 10.
+    for what in ("CUDA 10.0, Python 3.7", "CUDA 10.1, Python 3.8"):
+        _, cuda, _, python = what.replace(",", "").split()
+        assert rows[what].command.startswith(f"envbuild base build --cuda {cuda} --python {python} --push ")
     here = (BOOKWORM, replace(BOOKWORM, python="3.9.18", cuda="11.2.2"))
     left = {it.what for it in missing(here, PROFILES, "x86_64")}
     assert set(rows) - left == {"Python 3.11", "CUDA 11.2, Python 3.9"}

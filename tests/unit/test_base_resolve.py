@@ -108,6 +108,17 @@ def test_a_registry_that_is_away_names_the_base_that_needs_none(python, way_out,
     assert (way_out in caught.value.todo) if way_out else ("--base" not in caught.value.todo)
 
 
+@pytest.mark.parametrize(("tag", "cuda"), [("10.1-cudnn7-runtime-ubuntu18.04", "10.1"), ("11.0.3-base", "11.0")])
+def test_an_image_of_nvidias_that_cannot_be_pulled_has_two_ways_out(tag, cuda, tmp_path):
+    def gone(*_):
+        raise RegistryError("manifest unknown", where="docker.io", status=404)
+
+    with pytest.raises(RegistryError) as caught:
+        resolved(f"docker.io/nvidia/cuda:{tag}", tmp_path, pull=gone, wanted_python="3.8.10")
+    assert f"envbuild base build --cuda {cuda} --python 3.8.10" in caught.value.todo
+    assert "--parent MIRROR" in caught.value.todo
+
+
 def test_a_base_with_dockers_media_types_is_named_by_the_digest_that_its_registry_knows(tmp_path):
     with FakeRegistry() as registry:
         for layer in IMAGE.layers:

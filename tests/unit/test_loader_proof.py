@@ -259,6 +259,32 @@ def test_cuda_of_the_base_is_found_with_the_versions_of_its_file_names(tmp_path)
     assert found["libcudart.so.12"].version == "12.2.140"
 
 
+@pytest.mark.parametrize(
+    ("version", "cuda", "cudnn", "suffixes"),
+    [
+        ("1.15.0", "10.0", "7.6.5", {"cusolver": "10.0"}),
+        ("2.3.4", "10.1", "7.6.5", {"cudart": "10.1", "cusolver": "10"}),
+        ("2.4.4", "11.0", "8.0.5", {"cudart": "11.0", "cublasLt": "11", "cusolver": "10"}),
+    ],
+)
+def test_releases_before_2_5_open_the_names_of_their_own_cuda(version, cuda, cudnn, suffixes, tmp_path):
+    row = next(it for it in PROFILES.frameworks[0].wheels if (it.distribution, it.version) == ("tensorflow", version))
+    folder, major = f"usr/local/cuda-{cuda}/targets/{MACHINE}-linux/lib", cudnn[0]
+    plain = sorted(set(row.libraries) - {f"libcudnn.so.{major}"})
+    assert {f"lib{name}.so.{suffix}" for name, suffix in suffixes.items()} <= set(plain)
+    files = {**BASE_FILES, **{f"{folder}/{it}": elf(it) for it in plain}}
+    files[f"{folder}/libcudnn.so.{major}"] = f"-> libcudnn.so.{cudnn}"
+    files[f"{folder}/libcudnn.so.{cudnn}"] = elf(f"libcudnn.so.{major}")
+    code = f"tensorflow{'_core' if version < '2' else ''}/libtensorflow_framework.so.{version[0]}"
+    wheel = make_wheel("tensorflow", version, {code: elf("libtensorflow_framework.so")}, tags=[TAG])
+    made = Made(wheels=[wheel], files=files, env=(f"LD_LIBRARY_PATH=/{folder}",), version=version, cuda=cuda)
+    proof = made.prove(tmp_path)
+    assert proof.faults == ()
+    assert {it.library for it in proof.findings if it.kind == "found"} == set(row.libraries)
+    lost = {name: what for name, what in files.items() if "libcusolver" not in name}
+    assert names(replace(made, files=lost).prove(tmp_path), "missing") == [f"libcusolver.so.{suffixes['cusolver']}"]
+
+
 def test_cuda_of_the_base_is_found_by_its_ld_so_cache(tmp_path):
     """NVIDIA's images name their folder in /etc/ld.so.conf.d."""
     root, files = tmp_path / "root", in_base()

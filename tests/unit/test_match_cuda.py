@@ -114,11 +114,24 @@ def test_the_source_can_be_asked_for_and_there_is_only_ever_one():
         match(tensorflow("2.15.1"), PROFILES, "cpu", cuda_source="base")
 
 
-@pytest.mark.parametrize(("version", "python"), [("1.15.0", "3.7.9"), ("2.3.4", "3.8.10"), ("2.4.4", "3.8.10")])
-def test_before_2_5_there_are_neither_wheels_nor_a_known_base_so_a_base_has_to_be_named(version, python):
-    with pytest.raises(MatchError, match=r"needs CUDA 1\d\.\d from its base, and no image with it is known") as caught:
-        match(tensorflow(version, python=python), PROFILES, "gpu")
-    assert "--set base=" in caught.value.todo
+@pytest.mark.parametrize(
+    ("version", "python", "cuda", "image", "driver"),
+    [
+        ("1.15.0", "3.5.2", "10.0", "10.0-cudnn7-runtime-ubuntu16.04", "410.48"),
+        ("1.15.0", "3.7.9", "10.0", "10.0-cudnn7-runtime-ubuntu18.04", "410.48"),
+        ("2.3.4", "3.8.10", "10.1", "10.1-cudnn7-runtime-ubuntu18.04", "418.39"),
+        ("2.4.4", "3.6.9", "11.0", "11.0.3-cudnn8-runtime-ubuntu18.04", "450.80.02"),
+        ("2.4.4", "3.8.10", "11.0", "11.0.3-cudnn8-runtime-ubuntu20.04", "450.80.02"),
+    ],
+)
+def test_before_2_5_cuda_is_the_bases_and_a_base_that_is_gone_has_two_ways_out(version, python, cuda, image, driver):
+    stack = match(tensorflow(version, python=python), PROFILES, "gpu")
+    assert (stack.cuda_source, stack.cuda, stack.base) == ("base", cuda, f"docker.io/nvidia/cuda:{image}")
+    assert (stack.driver_minimum, "LD_LIBRARY_PATH" in dict(stack.variables)) == (driver, False)
+    gone = [("base", stack.base)] if cuda.startswith("10.") else []
+    assert warned(stack) == gone
+    for way in (f"base build --cuda {cuda} --python {python},", "--parent MIRROR --python 3.", "deleted this tag"):
+        assert (way in said(stack, "base").reason) == bool(gone)
     named = match(tensorflow(version, python=python), PROFILES, "gpu", overrides={"base": "example.com/cuda:1"})
     assert (named.cuda_source, named.base, named.changes) == ("base", "example.com/cuda:1", ())
 

@@ -106,7 +106,7 @@ def served_by_rule(
     if variant == "cpu":
         return minor in wheel.pythons
     if profile.name == "tensorflow":
-        return wheel.machine == "x86_64" and release.version >= Version("2.5")
+        return wheel.machine == "x86_64"
     return any(it.cuda and it.machine == wheel.machine and minor in it.pythons for it in release.wheels)
 
 

@@ -10,8 +10,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from envbuild.base.build import decide_archive
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
+from envbuild.match.match import MatchOptions, show_release
 from envbuild.match.profiles import CudnnFloor, FrameworkWheel, Limit, Profiles, load_profiles
 from profiles.refresh.toml import to_toml
 
@@ -219,8 +221,30 @@ def test_every_row_names_a_wheel_of_its_own_release_and_python(wheel):
 def test_a_gpu_build_has_its_cuda_from_wheels_or_from_a_known_base(wheel):
     bases = [it for it in PROFILES.bases if it.cuda == wheel.cuda]
     assert bool(wheel.cuda_requirements) == (Version(wheel.version) >= Version("2.14"))
-    assert bool(wheel.cuda_requirements or bases) == (Version(wheel.version) >= Version("2.5"))
+    assert wheel.cuda_requirements or bases
     assert all(Version(it.glibc) >= Version(wheel.glibc) for it in bases)
+    if not wheel.cuda_requirements:
+        archive, *others = [it for it in PROFILES.archives if it.cuda == wheel.cuda]
+        assert others == []
+        assert all(it.startswith("deb [trusted=yes] https://") for it in archive.lines), "only https vouches for them"
+        [cudnn] = [it for it in archive.packages if it.startswith("libcudnn")]
+        assert {it.cudnn for it in bases} <= {None, cudnn.partition("=")[2].partition("-")[0]}, "as the images have it"
+
+
+def test_every_gpu_release_of_tensorflow_has_a_source_of_cuda_for_each_python():
+    for wheel in GPU_WHEELS:
+        extra, options = f"[{wheel.extra}]" if wheel.extra else "", MatchOptions(variant="gpu")
+        for python in wheel.pythons:
+            release = f"{wheel.distribution}{extra}=={wheel.version}"
+            stack = show_release(release, PROFILES, options, python=python, machine=wheel.machine).stack
+            assert stack.cuda_source in {"wheels", "base"}, release
+            [base] = [it for it in stack.decisions if it.what == "base"]
+            assert (bool(base.value), bool(base.source)) == (True, True), f"{release} on Python {python}"
+            assert ("nvidia/cuda:" in base.value) == (stack.cuda_source == "base")
+            if base.warning:  # of what cannot be pulled, both ways out
+                assert f"envbuild base build --cuda {stack.cuda} --python {python}" in base.reason
+                assert "--parent MIRROR" in base.reason
+                assert f"/python:{python}-slim-" in decide_archive(f"{stack.cuda}", python, "", PROFILES)[1].value
     names = [canonicalize_name(Requirement(it).name) for it in wheel.cuda_requirements]
     assert all(any(fnmatchcase(name, pattern) for pattern in PROFILES.nvidia_wheels) for name in names)
 
@@ -272,7 +296,7 @@ def test_gpus_are_known_by_one_capability_and_compilers_by_one_row():
 def test_suites_are_tried_from_the_newest_and_serve_every_python_of_the_releases():
     assert [it.name for it in PROFILES.suites] == ["bookworm", "bullseye", "buster", "stretch"]
     minors = {first.rpartition(".")[0] for suite in PROFILES.suites for first in suite.since}
-    assert {python for wheel in WHEELS for python in wheel.pythons} - minors == {"3.5"}
+    assert {python for wheel in WHEELS for python in wheel.pythons} <= minors
 
 
 @pytest.mark.parametrize("cuda", sorted({it.cuda for it in (*WHEELS, *OTHERS) if it.cuda}))
