@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 from packaging.requirements import Requirement
@@ -337,6 +337,38 @@ class LabelledBuild:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opener:
+    """Releases of a project that opens CUDA as frameworks do, with equal facts, as their wheels on the index say."""
+
+    distribution: Text
+    """Normalised: `onnxruntime-gpu`."""
+    first: Text
+    last: Text
+    cuda: Text
+    """The major version, or as exactly as the wheel says it: `12`, `12.8`."""
+    opens: tuple[str, ...] = ()
+    """Sonames that it opens or links, without which it does not use the GPU: `libcublas.so.12`."""
+    optional: tuple[str, ...] = ()
+    """Sonames whose loss costs a feature only."""
+    after: Literal["torch", "tensorflow", ""] = ""
+    """The framework that its Python imports before it loads a library."""
+    preloads: tuple[str, ...] = ()
+    """Patterns below site-packages of what its Python opens by path before its own library."""
+    cpu: str = ""
+    """The distribution that has the same API without CUDA; empty where there is none."""
+    requires: tuple[str, ...] = ()
+    """What it needs of others where METADATA does not say so: `tensorflow==2.15.*`."""
+    note: str = ""
+    source: Text
+    """The wheel that the row was read from, with its digest."""
+
+    def covers(self, name: str, version: str) -> bool:
+        """Whether it is one of these releases, in the index's own build: one with a local label is another."""
+        release = public_version(version) if name == self.distribution and "+" not in version else None
+        return release is not None and Version(self.first) <= release <= Version(self.last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
     """Everything that matching knows."""
 
@@ -365,6 +397,8 @@ class Profiles:
     """Normalised names of projects whose builds for CPU and CUDA differ by a local label: `+cpu`, `+cu118`."""
     cuda_only: tuple[str, ...] = ()
     """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
+    openers: tuple[Opener, ...] = ()
+    """By distribution, then in rising order of releases."""
 
     def glibc_of(self, image: str) -> str | None:
         """Return the glibc of an image that `decide_base` chose; None for any other image."""
@@ -429,8 +463,15 @@ def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
         frameworks=tuple(load_framework(folder, name) for name in names),
         toolkits=tuple(Toolkit(cuda, driver, it.source) for it in toolkits for cuda, driver in it.drivers.items()),
         capabilities=tuple(Capability(*pair) for it in gpus for pair in it.gpus.items()),
+        openers=load_openers(folder),
         **{name: read_profile(path, data, key, hints[name]) for name, key in _KEYS.items()},
     )
+
+
+def load_openers(folder: Path) -> tuple[Opener, ...]:
+    """Read the profiles of the other projects that open CUDA; MatchError as `load_profiles`."""
+    path = folder / "openers.toml"
+    return tuple(read_profile(path, read_toml(path), "opener", tuple[Opener, ...]))
 
 
 def load_framework(folder: Path, name: str) -> FrameworkProfile:
