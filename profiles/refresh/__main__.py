@@ -4,8 +4,8 @@
 
 Reads METADATA and build information of every release by range requests, from the index that pip or uv is set to. All
 files are written, or none. NAME is a framework, or openers: the other projects that open CUDA, of which the newest
-patch of each minor release is read (2 GB). --check writes nothing and exits with 16 where a release has no row, a row has no
-release, or a row differs from its wheel.
+patch of each minor release is read (2 GB). --check writes nothing and exits with 16 where a release has no row, a row
+has no release, or a row differs from its wheel.
 """
 
 import argparse
