@@ -6,6 +6,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from envbuild.errors import MatchError
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.match.profiles import Driver, FrameworkWheel, Opener, Profiles
 from envbuild.match.stack import Decision
@@ -30,6 +31,26 @@ class Opened(NamedTuple):
 def find_opener(name: str, version: str, profiles: Profiles) -> Opener | None:
     """Return what is known of a release; None where nothing is."""
     return next((it for it in profiles.openers if it.covers(name, version)), None)
+
+
+def show_opener(text: str, profiles: Profiles) -> tuple[Opener, Driver | None] | None:
+    """Return the row of `NAME==VERSION` and the lowest driver; None for a project without rows.
+
+    MatchError where the project has rows, and none for this release.
+    """
+    name, version = name_of(text), text.partition("==")[2]
+    rows = [it for it in profiles.openers if it.distribution == name]
+    if not rows:
+        return None
+    row = find_opener(name, version, profiles)
+    if row is None:
+        known = ", ".join(f"{it.first} to {it.last}" for it in rows)
+        todo = (
+            f"give one of them as {name}==VERSION; in the repository, python -m profiles.refresh openers adds new ones"
+        )
+        raise MatchError(f"no profile knows {text}; the known releases are {known}", where=text, todo=todo)
+    floor = highest_floor([Opened(text, row)], profiles)
+    return row, floor[0] if floor else None
 
 
 def find_openers(requirements: Iterable[str], profiles: Profiles) -> tuple[Opened, ...]:
