@@ -82,7 +82,7 @@ def library_folders(opened: Opened, requirements: Iterable[str]) -> tuple[str, .
         wheel = _WHEELS.get(stem, stem.lower())
         if f"nvidia-{wheel}-cu{major}" in names:
             folders.append(f"nvidia/{wheel.replace('-', '_')}/lib")
-        elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # whose names and folder have no library's
+        elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # from CUDA 13 on they share a folder
             folders.append(f"nvidia/cu{major}/lib")
     return tuple(dict.fromkeys(folders))
 
@@ -103,8 +103,8 @@ def opener_warnings(
     pins = {name_of(it): it.partition("==")[2] for it in requirements}
     for pin, row in openers:
         if variant == "cpu" and row.gpu_only:
-            reason = "it has no build for the CPU and stays, without NVIDIA's wheels: its import may fail, and what it "
-            reason += f"computes does; where the model does without, leave it out by --drop {row.distribution}"
+            reason = "it has no build for the CPU and stays: without a GPU its import may fail, and what it computes "
+            reason += f"fails; where the model does without, leave it out by --drop {row.distribution}"
             yield Decision("gpu only", pin, reason, row.source, warning=True)
         for text in row.requires:
             version, name = pins.get(name_of(text), ""), name_of(text)
