@@ -1,19 +1,21 @@
 """The run's pins: what a variant, a machine, a source of CUDA or a person changes about them, and rules they break."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
+from packaging.version import Version
 
 from envbuild.errors import UsageError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_framework
 from envbuild.match.cuda import CudaPlan, Selection, applies, cudnn_floor, is_version, serves
+from envbuild.match.openers import Opened, cpu_build, find_opener, opener_warnings
 from envbuild.match.profiles import FrameworkWheel, Limit, Profiles, public_version
 from envbuild.match.run import CPU_LABEL, CUDA_WHEEL, JAX_PLUGIN, Run
 from envbuild.match.stack import Decision, PinChange, Stack
@@ -86,6 +88,8 @@ def _change(selection: Selection, plan: CudaPlan, name: str, version: str, *, ke
     )
     if reason is None:
         after, reason = _other_build(selection, name, version, keep_others)
+    if reason is None and selection.wheel.cuda is None and not keep_others:
+        after, reason = _other_project(selection, name, version)
     pin = f"{name}=={version}"
     return PinChange(name, pin, after, reason) if reason and after != pin else None
 
@@ -150,6 +154,18 @@ def _other_build(selection: Selection, name: str, version: str, keep_others: boo
     return None, None
 
 
+def _other_project(selection: Selection, name: str, version: str) -> tuple[str | None, str | None]:
+    """The build for the CPU of a project that has it under another name."""
+    opener = find_opener(name, version, selection.profiles)
+    release = cpu_build(opener, version) if opener else None
+    if not opener or not release:
+        return None, None
+    if selection.run.version_of(opener.cpu):
+        return None, f"the cpu variant has {opener.cpu} instead, which the run had, too"
+    near = "" if Version(release) == Version(version) else f"; {release} is the nearest release of it to {version}"
+    return f"{opener.cpu}=={release}", f"the cpu variant has the same code from {opener.cpu}{near}"
+
+
 def _missing(kept: Iterable[str], wanted: Iterable[str]) -> list[str]:
     names = {name_of(it) for it in kept}
     return [it for it in wanted if name_of(it) not in names]
@@ -193,7 +209,9 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
     )
 
 
-def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profiles: Profiles) -> Iterator[Decision]:
+def warnings_of(
+    run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, openers: Sequence[Opened], profiles: Profiles
+) -> Iterator[Decision]:
     """Yield a warning for each rule that the pins break, and for what the run's other projects lack."""
     yield from _lost_label(run, wheel)
     yield from _mixed_labels(pins.requirements, profiles)
@@ -201,6 +219,8 @@ def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profi
     yield from _bad_wheels(pins.requirements, wheel, profiles)
     yield from _idle_cuda(variant, pins.requirements)
     yield from _other_cuda(run, wheel, pins.requirements, profiles)
+    torch = wheel if run.profile.name == "torch" else None
+    yield from opener_warnings(openers, pins.requirements, variant, torch)
 
 
 def _mixed_labels(requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 from packaging.requirements import Requirement
@@ -352,6 +352,51 @@ class LabelledBuild:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opener:
+    """Releases of a project that opens CUDA as frameworks do, with equal facts, as their wheels on the index say."""
+
+    distribution: Text
+    """Normalised: `onnxruntime-gpu`."""
+    first: Text
+    last: Text
+    cuda: str = ""
+    """The major version, or as exactly as the wheel says it: `12`, `12.8`; empty where it says none, or has several."""
+    opens: tuple[str, ...] = ()
+    """Sonames that it opens or links, without which it does not use the GPU: `libcublas.so.12`."""
+    optional: tuple[str, ...] = ()
+    """Sonames whose loss costs a feature only."""
+    after: Literal["torch", "tensorflow", ""] = ""
+    """The framework that its Python imports before it loads a library."""
+    preloads: tuple[str, ...] = ()
+    """Patterns below site-packages of what its Python opens by path before its own library."""
+    needs_path: bool = False
+    """Whether it finds NVIDIA's wheels by LD_LIBRARY_PATH alone, unless another library has loaded them before."""
+    builds: tuple[str, ...] = ()
+    """The CUDA of PyTorch that it has a build for, where it brings several: `12.6`, or `12` for any 12."""
+    cpu: str = ""
+    """The distribution that has the same API without CUDA; empty where there is none."""
+    cpu_releases: tuple[str, ...] = ()
+    """The releases of that distribution, in rising order."""
+    gpu_only: bool = False
+    """Whether it does nothing without a GPU, and has no build for the CPU."""
+    requires: tuple[str, ...] = ()
+    """What it needs of others where METADATA does not say so: `tensorflow==2.15.*`."""
+    note: str = ""
+    source: Text
+    """The wheel that the row was read from, with its digest."""
+
+    def covers(self, name: str, version: str) -> bool:
+        """Whether it is one of these releases, in the index's own build: one with a local label is another."""
+        release = public_version(version) if name == self.distribution and "+" not in version else None
+        return release is not None and Version(self.first) <= release <= Version(self.last)
+
+    @property
+    def for_gpu(self) -> bool:
+        """Whether nobody installs it without a GPU in mind."""
+        return self.gpu_only or bool(self.cpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
     """Everything that matching knows."""
 
@@ -381,6 +426,8 @@ class Profiles:
     cuda_only: tuple[str, ...] = ()
     """Shell patterns of the normalised names that only serve a GPU, besides NVIDIA's own."""
     archives: tuple[CudaArchive, ...] = ()
+    openers: tuple[Opener, ...] = ()
+    """By distribution, then in rising order of releases."""
 
     def python_suite(self, python: str, *, oldest: str = "0", newest: str = "9") -> Suite | None:
         """Return the first suite with an image of this Python, and with a glibc from `oldest` to `newest`."""
@@ -451,8 +498,15 @@ def load_profiles(folder: Path, names: Sequence[str] = FRAMEWORKS) -> Profiles:
         frameworks=tuple(load_framework(folder, name) for name in names),
         toolkits=tuple(Toolkit(cuda, driver, it.source) for it in toolkits for cuda, driver in it.drivers.items()),
         capabilities=tuple(Capability(*pair) for it in gpus for pair in it.gpus.items()),
+        openers=load_openers(folder),
         **{name: read_profile(path, data, key, hints[name]) for name, key in _KEYS.items()},
     )
+
+
+def load_openers(folder: Path) -> tuple[Opener, ...]:
+    """Read the profiles of the other projects that open CUDA; MatchError as `load_profiles`."""
+    path = folder / "openers.toml"
+    return tuple(read_profile(path, read_toml(path), "opener", tuple[Opener, ...]))
 
 
 def load_framework(folder: Path, name: str) -> FrameworkProfile:

@@ -14,6 +14,7 @@ from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_accelerator, known_framework
+from envbuild.match.openers import find_opener
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.stack import Decision, Variant, VariantChoice
 
@@ -308,13 +309,16 @@ def normalize_machine(text: str) -> str:
     raise MatchError(what, where="platform.machine", todo="train on, or ask for, one of these machines")
 
 
-def decide_variant(run: Run, choice: VariantChoice) -> Decision:
+def decide_variant(run: Run, choice: VariantChoice, profiles: Profiles) -> Decision:
     """Return what was asked for, else what the run used; MatchError where its record does not tell."""
     if choice != "auto":
         return Decision("variant", choice, "it was asked for", "--variant")
     if run.profile is NO_FRAMEWORK:
         value, reason = ("gpu", "the run saw GPUs") if run.gpus else ("cpu", "no GPU is known of the run")
-        return Decision("variant", value, reason, "manifest: accelerator")
+        openers = (it for name, version in run.pins if (it := find_opener(name, version, profiles)) and it.for_gpu)
+        if not run.gpus_known and (opener := next(openers, None)):
+            value, reason = "gpu", f"the run had {opener.distribution}, which is a build for GPUs"
+        return Decision("variant", value, reason, "manifest: accelerator, distributions")
     evidence = next(_evidence(run), None)
     if evidence is None:
         # The wheel runs with and without a GPU: an image for the wrong one is large, or slow.
