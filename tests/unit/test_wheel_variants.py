@@ -194,12 +194,15 @@ def test_no_other_wheel_need_be_there(tmp_path, index: FakeIndex, wheel, there, 
     assert (names(found), found.warnings) == ([wheel.filename], ())
 
 
-@pytest.mark.parametrize("resolver", ["uv", "pip-tools"])
-@pytest.mark.parametrize("properties", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize(
-    ("there", "taken"),
-    [((CUDA, PLAIN), PLAIN), ((CUDA, PLAIN, V3, NULL), NULL)],
-    ids=["no null variant", "null variant"],
+    ("there", "taken", "properties", "resolver"),
+    [
+        ((CUDA, PLAIN), PLAIN, True, "uv"),
+        ((CUDA, PLAIN), PLAIN, True, "pip-tools"),
+        ((CUDA, PLAIN, V3, NULL), NULL, True, "uv"),
+        ((CUDA, PLAIN, V3, NULL), NULL, False, "uv"),
+    ],
+    ids=["no null variant", "pip-tools", "null variant", "unknown properties"],
 )
 def test_the_cpu_variant_never_takes_one_that_needs_a_gpu(
     tmp_path, index: FakeIndex, there, taken, properties, resolver
