@@ -195,7 +195,7 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
     if origin.kind in {"vcs", "editable"}:
         return "was installed from its sources; this wheel was built from them again", None
     if had.wheel_variant and had.wheel_variant.label != wheel.label:
-        return f"was its wheel variant {had.wheel_variant.label}", None
+        return f"was installed as wheel variant {had.wheel_variant.label}", None
     siblings = _find_siblings(wheel, session)
     known = {origin.sha256, *origin.hashes}
     own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)

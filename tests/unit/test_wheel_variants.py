@@ -213,7 +213,7 @@ def test_the_cpu_variant_never_takes_one_that_needs_a_gpu(
     needs = f" ({', '.join(NEEDS['cu128'])})" if properties else ""
     what = f"the run had demo 1.0 as wheel variant cu128{needs}, and it may need what the cpu variant lacks"
     assert (names(found), found.warnings) == ([taken.filename], (f"{what}: locked is {taken.filename}",))
-    assert found.proof.summary == "0 of 1 identical; demo was its wheel variant cu128"
+    assert found.proof.summary == "0 of 1 identical; demo was installed as wheel variant cu128"
     assert names(locked(tmp_path, had(V3), variant="cpu")) == [V3.filename if V3 in there else taken.filename]
 
 
