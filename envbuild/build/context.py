@@ -45,14 +45,15 @@ def write_context(folder: Path, context: Context, request: BuildRequest) -> None
     for name, data in files.items():
         write_whole(folder / name, data)
     copy_local(context.lock, folder)
-    if not context.wheelhouse:
-        return
-    for wheel in (it for it in context.lock.wheels if not is_local(it)):
-        source, target = wheel_path(request.cache, wheel.sha256), folder / WHEELS / wheel.filename
+    for wheel in (it for it in context.lock.wheels if not is_local(it) and (context.wheelhouse or it.label)):
+        source, target = wheel_path(request.cache, wheel.sha256), folder / WHEELS / wheel.plain_name
+        if not context.wheelhouse and not source.is_file():
+            continue  # the image was found by its tag, and requirements.txt says what to do
         if not share(source, target, mode=0o644):
             with source.open("rb") as original, written_whole(target) as file:
                 shutil.copyfileobj(original, file)
-    copy_debs(context.lock, request.cache, folder)
+    if context.wheelhouse:
+        copy_debs(context.lock, request.cache, folder)
 
 
 @contextmanager
@@ -64,17 +65,20 @@ def staged_context(context: Context, request: BuildRequest) -> Iterator[Path]:
         yield Path(folder)
 
 
-def why_wheelhouse(settings: IndexSettings, *, secrets: bool, needed: bool, packages: bool = False) -> str:
+def why_wheelhouse(
+    settings: IndexSettings, *, secrets: bool, needed: bool, packages: bool = False, variants: bool = False
+) -> str:
     """Why the wheels have to lie in the context; empty where a step of the build can fetch them itself.
 
-    `secrets` says whether the builder has any, `needed` whether all wheels are read here anyway, and `packages` whether
-    there are Debian packages.
+    `secrets` says whether the builder has any, `needed` whether all wheels are read here anyway, and `packages` and
+    `variants` whether there are Debian packages and wheel variants.
     """
     reasons = {
         "nothing but folders may be asked": settings.offline,
         "the builder has no secrets, and would keep the index in the image's history": not secrets,
         "they are read here anyway": needed,
         "system packages come from this machine's mirror, which the base does not name": packages,
+        "pip takes no wheel variant from an index": variants,
         "passwords come from a keyring, which the build does not have": settings.keyring,
         "the index is on this machine, which the build does not see": any(
             urlsplit(url).scheme not in ("http", "https") or is_loopback(urlsplit(url).hostname or "")

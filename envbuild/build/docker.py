@@ -87,7 +87,8 @@ class ContextBuilder(Builder):
         """Get all wheels into the cache where the context has to have them."""
         cache = LayerCache(self.request.cache)
         packages = bool(self.system.packages)
-        reason = why_wheelhouse(settings, secrets=secrets, needed=not self.is_loading_proven(cache), packages=packages)
+        variants, needed = any(it.label for it in self.recipe.wheels), not self.is_loading_proven(cache)
+        reason = why_wheelhouse(settings, secrets=secrets, needed=needed, packages=packages, variants=variants)
         if not reason:
             return False
         self.system.fetch()

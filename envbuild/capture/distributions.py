@@ -30,6 +30,9 @@ VERSION = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 """PEP 440, appendix B."""
+LONGEST_VARIANT = 1 << 20
+"""Bytes of a variant.json; a longer one is not read."""
+VARIANT_LABEL, VARIANT_PROPERTY = re.compile("[0-9a-z_.]{1,200}"), re.compile("[0-9a-z_]+ :: [0-9a-z_]+ :: [0-9a-z_.]+")
 NO_INDEX = ("debian", "rpm")
 """INSTALLER of packages of the operating system."""
 SITE_NAMES = ("site-packages", "dist-packages")
@@ -96,7 +99,24 @@ def _distribution_facts(path: str, conda: Facts | None, linked: dict[str, str], 
         "requested": os.path.exists(os.path.join(path, "REQUESTED")),
         "record_sha256": hashlib.sha256(record).hexdigest() if record is not None else None,
         "content_sha256": record_content(decoded(record)) if record is not None else None,
+        "wheel_variant": wheel_variant(read_bytes(os.path.join(path, "variant.json"), LONGEST_VARIANT)),
     }
+
+
+def wheel_variant(data: bytes | None) -> Facts | None:
+    """Read the label and properties in a variant.json (PEP 825, a draft); None if it is absent or not valid."""
+    try:
+        (label, namespaces), *others = json.loads(decoded(data or b""))["variants"].items()
+        properties = {
+            "%s :: %s :: %s" % (namespace, feature, value)
+            for namespace, features in namespaces.items()
+            for feature, values in features.items()
+            for value in list.copy(values)
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    valid = not others and VARIANT_LABEL.fullmatch(label) and all(map(VARIANT_PROPERTY.fullmatch, properties))
+    return {"label": label, "properties": sorted(properties)} if valid else None
 
 
 def record_content(text: str) -> str | None:

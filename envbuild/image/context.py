@@ -25,7 +25,7 @@ from markupsafe import Markup
 from envbuild.check import PROGRAM, check_files
 from envbuild.errors import BuildError, UsageError
 from envbuild.files import data_folder
-from envbuild.lock.formats import WHEELS, is_local
+from envbuild.lock.formats import WHEELS, needs_file
 from envbuild.lock.model import LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
@@ -265,7 +265,7 @@ def context_check(recipe: Recipe) -> dict[str, bytes]:
 
 
 def _values(recipe: Recipe, *, wheelhouse: bool) -> dict[str, Any]:
-    beside = bool(recipe.wheels) if wheelhouse else any(map(is_local, recipe.wheels))
+    beside = bool(recipe.wheels) if wheelhouse else any(map(needs_file, recipe.wheels))
     return {
         "environment": str(recipe.environment),
         "base": _pullable(recipe.base_name),

@@ -26,13 +26,14 @@ from envbuild.files import write_whole
 from envbuild.local.model import Choice, Machine, Subject
 from envbuild.lock.download import fetch
 from envbuild.lock.formats import WHEELS, requirements_text
-from envbuild.lock.model import Lock, parsed_wheel, ranked_tags, same_version
+from envbuild.lock.model import Lock, ranked_tags, same_version
 from envbuild.lock.settings import uv_environment, uv_program, without_credentials
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.report import Reporter
 from envbuild.verify.rules.catalogue import listing
+from envbuild.wheel.name import parsed_wheel
 
 MARKER = ".envbuild.json"
 """The file that marks a folder of envbuild; it names the lock once the folder is complete."""
@@ -123,7 +124,7 @@ def check_fits(lock: Lock, here: Mapping[str, Any]) -> None:
     glibc = ".".join(str(here.get("libc_version")).split(".")[:2])
     tags = ranked_tags(replace(lock.target, glibc=glibc))
     wheels = {it.filename: parsed_wheel(it.filename) for it in lock.wheels}
-    other = [name for name, wheel in wheels.items() if wheel is None or not any(tag in tags for tag in wheel[3])]
+    other = [name for name, wheel in wheels.items() if wheel is None or not wheel.tags & tags.keys()]
     if other:
         what = f"these wheels do not run on glibc {glibc}: {listing(other)}"
         raise UsageError(what, where="--venv", todo=f"lock again: envbuild lock MANIFEST --glibc {glibc}")
@@ -225,7 +226,7 @@ def _create(folder: Path, lock: Lock, python: str, report: Reporter, cache: Path
         (shelf / WHEELS).mkdir()
         (shelf / "requirements.txt").write_bytes(requirements_text(lock))
         for wheel, path in fetch(lock.wheels, cache, reporter=report):
-            (shelf / WHEELS / wheel.filename).symlink_to(path.absolute())
+            (shelf / WHEELS / wheel.plain_name).symlink_to(path.absolute())
         size = decimal(sum(it.size for it in lock.wheels))
         report.note(f"{len(lock.wheels)} wheels of {size} are here, as locked")
         with _emptied(folder) as aside:

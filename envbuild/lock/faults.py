@@ -14,10 +14,11 @@ from packaging.version import InvalidVersion, Version
 from envbuild.errors import LockError
 from envbuild.lock.facts import read_classifiers
 from envbuild.lock.index import Client, IndexFile
-from envbuild.lock.model import LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel
+from envbuild.lock.model import LockedWheel, Target, best_wheel, glibc_minor
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.manifest.packages import Distribution, exact_version
 from envbuild.oci.digest import Digest
+from envbuild.wheel.name import WheelName, parsed_wheel
 
 _SYSTEMS = {"macosx": "Darwin", "win": "Windows", "win32": "Windows"}
 """`platform.system()` by how a platform tag begins."""
@@ -186,12 +187,23 @@ def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target
             f"it needs Python {pythons}" if wheels else f"the {place} has only a source distribution of it",
             OWN_WHEEL,
         )
-    if best_wheel(((file.filename, file) for file in allowed), target) is None:
-        parsed = (parsed_wheel(file.filename) for file in allowed)
-        tags = sorted({str(tag) for wheel in parsed if wheel for tag in wheel[3]})
-        near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
-        return f"no wheel fits {target}; there are: {listed(near or tags)}", OWN_WHEEL
+    best = best_wheel(((file.filename, parsed_wheel(file.filename)) for file in allowed), target)
+    if best is None or best.label:
+        return _no_fitting_wheel(allowed, best, target)
     return None
+
+
+def _no_fitting_wheel(files: Iterable[IndexFile], best: WheelName | None, target: Target) -> tuple[str, str]:
+    """Which wheels there are instead: those of other targets, or variants alone, of which `best` is one."""
+    wheels = [it for file in files if (it := parsed_wheel(file.filename))]
+    if best is not None:
+        labels = listed(sorted({it.label for it in wheels if it.label}))
+        why = f"all its wheels for {target} are variants (PEP 825): {labels}; only one that the run had is locked"
+        todo = "put the one that the image needs into a folder under its name without the label"
+        return f"{why}, and for the cpu variant none that may need a GPU", f"{todo}, {best.plain}: --find-links DIR"
+    tags = sorted({str(tag) for wheel in wheels for tag in wheel.tags})
+    near = [tag for tag in tags if "linux" in tag and tag.endswith(target.machine)]
+    return f"no wheel fits {target}; there are: {listed(near or tags)}", OWN_WHEEL
 
 
 def _matching(requirement: Requirement, files: Sequence[IndexFile]) -> list[IndexFile]:
@@ -244,4 +256,4 @@ def why_foreign(fault: Fault, system: str, client: Client) -> str:
 def _systems(files: Iterable[IndexFile]) -> set[str]:
     """The systems that wheels are for; empty for Linux, for any system, and for those that no run can be on."""
     wheels = (parsed_wheel(file.filename) for file in files if file.is_wheel)
-    return {_SYSTEMS.get(tag.platform.partition("_")[0], "") for it in wheels if it for tag in it[3]}
+    return {_SYSTEMS.get(tag.platform.partition("_")[0], "") for it in wheels if it for tag in it.tags}

@@ -18,6 +18,8 @@ from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target, packag
 from envbuild.lock.settings import local_path
 from envbuild.oci.digest import Digest
 from envbuild.validation import read_values
+from envbuild.wheel.name import WheelName
+from envbuild.wheel.pylock import parse_pylock
 
 if TYPE_CHECKING:
     from envbuild.lock.identity import Proof
@@ -40,15 +42,22 @@ def requirements_text(lock: Lock) -> bytes:
         f"# Locked by envbuild for {lock.target}.",
         "# Install with: python -m pip install --require-hashes --no-deps -r requirements.txt",
     ]
-    lines += [f"--find-links {WHEELS}"] if any(map(is_local, lock.wheels)) else []
+    lines += [f"--find-links {WHEELS}"] if any(map(needs_file, lock.wheels)) else []
     lock = replace(lock, wheels=tuple(sorted(lock.wheels, key=lambda wheel: wheel.name)))
-    lines += [f"{pin} \\\n    --hash={it.sha256}" for pin, it in zip(lock.pins, lock.wheels, strict=True)]
+    for pin, it in zip(lock.pins, lock.wheels, strict=True):
+        what = f"# pip takes no wheel variant from an index: put {it.filename} into {WHEELS}/ as {it.plain_name}."
+        lines += [*([what] if it.label else []), f"{pin} \\\n    --hash={it.sha256}"]
     return ("\n".join(lines) + "\n").encode()
 
 
 def is_local(wheel: LockedWheel) -> bool:
     """Whether a wheel is on this machine only, so that it has to be kept with the lock."""
     return wheel.url.startswith("file:")
+
+
+def needs_file(wheel: LockedWheel) -> bool:
+    """Whether pip needs the wheel's file beside the lock: no index has it, or it is a wheel variant."""
+    return is_local(wheel) or wheel.label is not None
 
 
 def pylock_text(
@@ -94,7 +103,7 @@ def read_pylock(data: bytes, where: str, folder: Path | None = None) -> Lock:
     `folder` is the lock's own, which the paths of wheels start from; without it a lock with such paths is refused.
     """
     try:
-        return _lock(Pylock.from_dict(tomllib.loads(data.decode())), folder)
+        return _lock(parse_pylock(tomllib.loads(data.decode())), folder)
     except PylockValidationError as error:
         raise LockError(f"not a valid pylock.toml: {error}", where=where, todo=_LOCK_AGAIN) from error
     except (ValueError, RecursionError) as error:
@@ -135,7 +144,7 @@ def write_lock(folder: Path, run: "LockResult") -> None:
 def copy_local(lock: Lock, folder: Path) -> None:
     """Copy the wheels that no index has to `wheels/` beside the lock."""
     for wheel in filter(is_local, lock.wheels):
-        _copy(wheel, local_path(wheel.url), folder / WHEELS / wheel.filename)
+        _copy(wheel, local_path(wheel.url), folder / WHEELS / wheel.plain_name)
 
 
 def write_wheelhouse(folder: Path, wheels: Mapping[Digest, Path], locked: Iterable[LockedWheel]) -> None:
@@ -171,7 +180,7 @@ def _package_lines(wheel: LockedWheel) -> Iterator[str]:
     yield "[[packages.wheels]]"
     yield f"name = {toml_string(wheel.filename)}"
     if is_local(wheel):
-        yield f"path = {toml_string(f'{WHEELS}/{wheel.filename}')}"
+        yield f"path = {toml_string(f'{WHEELS}/{wheel.plain_name}')}"
     else:
         yield f"url = {toml_string(wheel.url)}"
     yield f"size = {wheel.size}"
@@ -244,7 +253,7 @@ def _wheel(package: Package, folder: Path | None) -> LockedWheel:
     wheel = wheels[0]
     url = wheel.url
     if wheel.path is not None and folder is not None:
-        if wheel.path != f"{WHEELS}/{wheel.filename}":
+        if wheel.path != f"{WHEELS}/{WheelName.parse(wheel.filename).plain}":
             raise ValueError(f"{wheel.path} is not in {WHEELS}/")
         url = (folder.absolute() / wheel.path).as_uri()
     if not (package.version and url and wheel.size and wheel.size > 0 and "sha256" in wheel.hashes):

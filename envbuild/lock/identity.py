@@ -10,10 +10,11 @@ from envbuild.errors import VerifyError
 from envbuild.lock.facts import WheelFacts
 from envbuild.lock.faults import listed
 from envbuild.lock.index import IndexFile
-from envbuild.lock.model import Lock, LockedWheel, best_wheel, parsed_wheel, ranked_tags, same_version
+from envbuild.lock.model import Lock, LockedWheel, best_wheel, ranked_tags, same_version
 from envbuild.lock.resolution import IndexSession, locked_wheel
 from envbuild.manifest.packages import Distribution
 from envbuild.report import Reporter
+from envbuild.wheel.name import parsed_wheel
 
 Outcome = Literal["identical", "different build", "locally modified", "unknown", "replaced", "left out", "added"]
 
@@ -193,6 +194,8 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
         return " ".join(filter(None, ("was built by conda", origin.channel, origin.build))), None
     if origin.kind in {"vcs", "editable"}:
         return "was installed from its sources; this wheel was built from them again", None
+    if had.wheel_variant and had.wheel_variant.label != wheel.label:
+        return f"was installed as wheel variant {had.wheel_variant.label}", None
     siblings = _find_siblings(wheel, session)
     known = {origin.sha256, *origin.hashes}
     own = next((it for it in siblings if it.sha256 and it.sha256.hex in known), None)
@@ -207,12 +210,14 @@ def _explain(wheel: LockedWheel, had: Distribution, session: IndexSession) -> tu
 
 
 def _find_siblings(wheel: LockedWheel, session: IndexSession) -> list[IndexFile]:
-    """The other wheels of the release for this Python; those for the target's machine first."""
+    """The other wheels of the release and wheel variant for this Python; those for the target's machine first."""
     pythons = {(tag.interpreter, tag.abi) for tag in ranked_tags(session.target)}
 
     def fits(file: IndexFile) -> bool:
         parsed = parsed_wheel(file.filename)
-        return parsed is not None and any((tag.interpreter, tag.abi) in pythons for tag in parsed[3])
+        if parsed is None or parsed.label != wheel.label:
+            return False
+        return any((tag.interpreter, tag.abi) in pythons for tag in parsed.tags)
 
     files: Sequence[IndexFile] = session.files(wheel.name)
     found = [it for it in files if it.filename != wheel.filename and same_version(str(it.version), wheel.version)]

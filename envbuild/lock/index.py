@@ -25,11 +25,11 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import LockError, UsageError
 from envbuild.files import home_folder
-from envbuild.lock.model import parsed_wheel
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, page_url, read_settings
 from envbuild.network import enforce_minimum_rate, read_document, trusted_certificates
 from envbuild.oci.digest import Digest
 from envbuild.retry import TRANSIENT_STATUSES, Retry, Transient
+from envbuild.wheel.name import parsed_wheel
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -279,7 +279,7 @@ def index_file(url: str, *, requires_python: str | None = None, yanked: str | No
     filename = unquote(parts.path.rpartition("/")[2])
     wheel = parsed_wheel(filename)
     try:
-        name, version = wheel[:2] if wheel else parse_sdist_filename(filename)
+        name, version = (wheel.name, wheel.version) if wheel else parse_sdist_filename(filename)
     except (InvalidSdistFilename, InvalidVersion):
         return None
     digest = re.fullmatch(r"sha256=([0-9a-fA-F]{64})", parts.fragment)

@@ -28,12 +28,14 @@ def lock(
     gaps: Gaps | None = None,
     prefer: Callable[[Lock], Lock] = lambda it: it,
     direct: Mapping[str, Direct | Fault] | None = None,
+    variants: Lock | None = None,
 ) -> Lock:
     """Lock the requirements with `resolver`, and compare the files with the origins of the run's `distributions`.
 
     `prefer` may replace files by others of the same releases first. With `gaps` dependencies are added.
     A distribution from no index is accepted only as a wheel in a find-links folder: an index may have another project
     under its name. One from an address is locked as in `direct`, by name; without that, `origin_fault` decides.
+    `variants` has the wheels that are locked in any case, where the run's version is required.
     UnlockableError names everything that cannot be locked.
     """
     parsed = parsed_requirements(requirements)
@@ -49,7 +51,10 @@ def lock(
             origin_faults[name] = fault
         elif isinstance(found, Direct) and name in run:
             direct_wheels[name] = found
-    locked = prefer(_resolve(parsed, target, resolver, gaps, origin_faults, direct_wheels))
+    variants = variants or Lock(target=target, wheels=())
+    own = tuple(it for it in variants.wheels if it.name in run.keys() - direct_wheels.keys())
+    variants = replace(variants, wheels=own)
+    locked = prefer(_resolve(parsed, target, resolver, gaps, origin_faults, direct_wheels, variants))
     faults = _remaining_faults(locked, origin_faults)
     for wheel in locked.wheels:
         had = run.get(wheel.name)
@@ -76,15 +81,19 @@ def _resolve(
     gaps: Gaps | None,
     origin_faults: Mapping[str, Fault],
     direct_wheels: Mapping[str, Direct],
+    variants: Lock,
 ) -> Lock:
-    """Resolve all but direct wheels, and collect all faults.
+    """Resolve all but direct wheels and `variants`, and collect all faults.
 
     Without gaps in two runs: what came from an index, then what did not, in find-links folders only.
     """
     split = gaps is None  # gaps have to be resolved together with everything else
     names = {it: str(canonicalize_name(it.name)) for it in requirements}
     texts = {name: "" if split else it.requirement for name, it in direct_wheels.items()}
+    variant_wheels = {it.name: it for it in variants.wheels}
+    texts |= dict.fromkeys(variant_wheels, "") if split else {}
     parts = [Lock(target=target, wheels=tuple(it.wheel for it in direct_wheels.values()))]
+    parts += [variants] if split else []
     faults: list[Fault] = []
     where = ""
     for local in (False, True):
@@ -99,6 +108,7 @@ def _resolve(
         faults += [fault for part in parts for fault in _remaining_faults(part, origin_faults)]
         raise UnlockableError(faults, target, where=where)
     joined = join_locks(*parts)
+    joined = replace(joined, wheels=tuple(variant_wheels.get(it.name, it) for it in joined.wheels))
     direct = tuple(sorted(name for name, it in direct_wheels.items() if local_path(it.wheel.url) is None))
     return replace(joined, date_warnings=tuple(text for part in parts for text in part.date_warnings), direct=direct)
 

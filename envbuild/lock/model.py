@@ -8,13 +8,13 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import BuildTag, InvalidWheelFilename, NormalizedName, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import UsageError
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.validation import read_values
+from envbuild.wheel.name import parsed_wheel
 
 PACKAGE_NAME, PACKAGE_VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
 """Of Debian packages (Debian Policy, sections 5.6.1 and 5.6.12)."""
@@ -65,6 +65,18 @@ class LockedWheel:
     """Bytes."""
     url: str
     """Its address, without credentials and query; not part of the wheel's identity."""
+
+    @property
+    def label(self) -> str | None:
+        """The label of a wheel variant, which pip and uv do not take from an index; None for any other file."""
+        wheel = parsed_wheel(self.filename)
+        return wheel.label if wheel else None
+
+    @property
+    def plain_name(self) -> str:
+        """The file name without that label, under which pip and uv take the file from a folder."""
+        wheel = parsed_wheel(self.filename)
+        return wheel.plain if wheel else self.filename
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +135,7 @@ class Lock:
     @property
     def pins(self) -> tuple[str, ...]:
         """The wheels as requirements: by version, or by address where they came from one of their own."""
-        names = set(self.direct)
+        names = {it.name for it in self.wheels if it.name in self.direct and not it.label}
         return tuple(f"{it.name} @ {it.url}" if it.name in names else f"{it.name}=={it.version}" for it in self.wheels)
 
 
@@ -158,14 +170,6 @@ def ranked_tags(target: Target) -> Mapping[Tag, int]:
     return {tag: place for place, tag in reversed(list(enumerate(tags)))}
 
 
-def parsed_wheel(filename: str) -> tuple[NormalizedName, Version, BuildTag, frozenset[Tag]] | None:
-    """The name, version, build and tags in a wheel's file name; None for any other file."""
-    try:
-        return parse_wheel_filename(filename)
-    except (InvalidWheelFilename, InvalidVersion):
-        return None
-
-
 def same_version(text: str | None, other: str) -> bool:
     """Whether both are the same version (PEP 440), however written."""
     try:
@@ -175,15 +179,19 @@ def same_version(text: str | None, other: str) -> bool:
 
 
 def best_wheel(candidates: Iterable[tuple[str, Named]], target: Target) -> Named | None:
-    """The value whose file name an installer on the target takes: best tag, then highest build, then first name."""
+    """The value whose file name an installer on the target takes: best tag, then highest build, then first name.
+
+    A wheel variant comes after all others: what it needs beside its tags is not known here.
+    """
     rank = ranked_tags(target)
-    fitting: list[tuple[tuple[int, tuple[int, int, str], str], Named]] = []
+    fitting: list[tuple[tuple[bool, int, tuple[int, int, str], str], Named]] = []
     for filename, value in candidates:
         wheel = parsed_wheel(filename)
-        places = [rank[tag] for tag in wheel[3] if tag in rank] if wheel else []
+        places = [rank[tag] for tag in wheel.tags if tag in rank] if wheel else []
         if wheel and places:
-            number, suffix = wheel[2] or (-1, "")
-            fitting.append(((min(places), (-number, len(suffix), suffix), filename), value))
+            number, suffix = wheel.build or (-1, "")
+            order = (wheel.label is not None, min(places), (-number, len(suffix), suffix), filename)
+            fitting.append((order, value))
     return min(fitting, key=lambda item: item[0])[1] if fitting else None
 
 

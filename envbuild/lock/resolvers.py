@@ -42,6 +42,7 @@ _LEVELS = (17, 28, *range(31, 41))
 _UV_UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
 _UV_UNDATED = "is missing an upload date"
+_UV_VARIANT = "resolved to a wheel variant"
 """uv's message for a file without upload date, when a date was given."""
 _YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 """uv's warning of a withdrawn release, with its reason."""
@@ -142,6 +143,9 @@ def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits)
     options, files = _gap_options(session, limits)
     options = ["--format", "pylock.toml", *options]
     done = first = _run_uv(session, platforms[0], options, files)
+    if _UV_VARIANT in first.stderr:  # its preview chose one, which it cannot write
+        options.append("--no-preview")
+        done = first = _run_uv(session, platforms[0], options, files)
     if done.returncode == _UV_UNSOLVED and platforms[1:]:
         # The wheels that uv chose for a later glibc are checked against the target's afterwards.
         done = _run_uv(session, platforms[1], options, files)

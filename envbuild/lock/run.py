@@ -38,10 +38,11 @@ from envbuild.lock.sources import (
     note_other_places,
     note_unhashed,
 )
+from envbuild.lock.variants import choose_variants, fits_variant, other_variants
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, name_of
 from envbuild.match.pins import REASON
-from envbuild.match.stack import Gaps, PinChange, Stack
+from envbuild.match.stack import Gaps, PinChange, Stack, Variant
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
 
@@ -66,6 +67,8 @@ class Options:
     """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
     """Normalised names of distributions of the run that `--drop` leaves out; recorded in `Lock.dropped`."""
+    variant: Variant = "gpu"
+    """Whether wheel variants may need a GPU."""
     system: str | None = None
     """The run's operating system (`platform.system()`); what is only for another one than Linux is left out."""
     raise_glibc: bool = False
@@ -123,6 +126,7 @@ def lock_run(
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
         kept = required_distributions(parsed_requirements(requirements), distributions)
+        kept = [it for it in kept if it.wheel_variant is None or fits_variant(it.wheel_variant, options.variant)]
         direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
         first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
         result = _finish_lock(first, distributions, options, direct)
@@ -133,7 +137,7 @@ def lock_run(
 def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockResult:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
     options = replace(options, not_upgraded=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
-    options = replace(options, system=run.platform.system)
+    options = replace(options, system=run.platform.system, variant=stack.variant)
     locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
     return replace(locked, warnings=(*locked.warnings, *_record_warnings(locked, run, stack.distribution)))
 
@@ -247,8 +251,10 @@ def _first_lock(
                 gaps,
                 prefer=lambda it: choose_allowed_files(it, distributions, session),
                 direct=direct,
+                variants=choose_variants(kept, session, options.variant),
             )
 
+    kept = required_distributions(parsed_requirements(requirements), distributions)
     try:
         return _FirstLock(lock=attempt(settings), settings=settings)
     except UnlockableError as error:
@@ -318,7 +324,9 @@ def _finish_lock(
     with open_session((), target, places, options.cache) as session:
         if options.upgrade:
             pins = upgraded_pins(locked, options.upgrade, options.not_upgraded, session)
-            after = lock(pins, locked.target, resolver, distributions, direct=direct)
+            had = required_distributions(parsed_requirements(pins), distributions)
+            variants = choose_variants(had, session, options.variant)
+            after = lock(pins, locked.target, resolver, distributions, direct=direct, variants=variants)
             locked, changes = after, explain_changes(locked, after, options.upgrade, session)
         if options.extras:
             locked, added = _extend(locked, options.extras, resolver, session)
@@ -330,6 +338,8 @@ def _finish_lock(
     names = {wheel.name for wheel in locked.wheels}
     pairs = (pair for it in distributions if canonicalize_name(it.name) in names for pair in it.overwritten)
     owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
+    identical = {it.name for it in proof.with_outcome("identical")}
+    differing = [it for it in distributions if canonicalize_name(it.name) not in identical]
     drop_reasons = {}
     for name in options.dropped:
         dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
@@ -343,7 +353,7 @@ def _finish_lock(
         conflicts=conflicts,
         required=find_required(locked.wheels, facts, target),
         built=tuple((source.name, describe_source(source)) for source in first.build_sources),
-        warnings=first.lock.date_warnings,
+        warnings=(*first.lock.date_warnings, *other_variants(locked, differing, options.variant)),
         source_notes=(*own_wheels, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
         left_out=(*drop_reasons.items(), *first.left_out),
     )

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import LockError, MissingComponentError
 from envbuild.lock.download import fetch, fetch_unlocked, forget_damaged, wheel_path
 from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_build, listed, newer_glibc
-from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_minor, parsed_wheel, same_version
+from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_minor, same_version
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
 from envbuild.manifest.packages import Distribution
 from envbuild.oci.digest import Digest
 from envbuild.report import Reporter
+from envbuild.wheel.name import WheelName, parsed_wheel
 
 _EPOCH = "315532800"
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the first time that a zip can hold."""
@@ -43,7 +44,7 @@ class Direct:
 
     wheel: LockedWheel
     path: Path
-    """Its file on this machine, under the wheel's own name."""
+    """Its file on this machine, under the wheel's plain name, as uv takes no other from an address."""
     hashed: bool
     """Whether the record has a hash of it."""
 
@@ -117,12 +118,12 @@ def _fetch_one(
     origin, url = distribution.origin, bare_url(distribution.origin.url or "")
     filename = unquote(urlsplit(url).path.rpartition("/")[2])
     try:
-        name, version, _, _ = parse_wheel_filename(filename)
+        parsed = WheelName.parse(filename)
     except InvalidWheelFilename as error:
         raise LockError(f"not the file name of a wheel: {error}", where=url, todo=OWN_WHEEL) from error
-    same = name == canonicalize_name(distribution.name) and same_version(distribution.version, str(version))
-    if "/" in filename or not same:
-        what = f"it is a wheel of {name} {version}, not of {distribution.name} {distribution.version}"
+    same = parsed.name == canonicalize_name(distribution.name)
+    if "/" in filename or not same or not same_version(distribution.version, str(parsed.version)):
+        what = f"it is a wheel of {parsed.name} {parsed.version}, not of {distribution.name} {distribution.version}"
         raise LockError(what, where=url, todo=OWN_WHEEL)
     sha256 = known = Digest(origin.sha256) if origin.sha256 else None
     paths = (Path(place) / filename for place in settings.find_links if "://" not in place)
@@ -134,10 +135,11 @@ def _fetch_one(
         reporter.note(f"fetching {url}")
         sha256 = fetch_unlocked(url, cache, settings)
     assert sha256 is not None, "the file's digest is known by now"
-    path, link = source or wheel_path(cache, sha256), folder / filename
+    path, link = source or wheel_path(cache, sha256), folder / parsed.plain
     link.symlink_to(path)
     wheel = LockedWheel(
-        name=name, version=distribution.version or "", filename=filename, sha256=sha256, size=path.stat().st_size,
+        name=parsed.name, version=distribution.version or "", filename=filename, sha256=sha256,
+        size=path.stat().st_size,
         url=url if path.is_relative_to(cache) else path.as_uri(),
     )  # fmt: skip
     return Direct(wheel=wheel, path=link, hashed=known is not None)
@@ -281,7 +283,7 @@ def _check_built_wheel(source: Commit | LockedWheel, wheels: list[Path], target:
         raise _BuildFailedError(f"the build made {len(wheels)} wheels")
     filename = wheels[0].name
     parsed = parsed_wheel(filename)
-    if parsed is None or parsed[0] != source.name or not same_version(source.version, str(parsed[1])):
+    if parsed is None or parsed.name != source.name or not same_version(source.version, str(parsed.version)):
         raise _BuildFailedError(f"it gives {filename}, which is not {source.name} {source.version}")
     if best_wheel([(filename, filename)], target) is None:
         raise _BuildFailedError(f"it gives {filename}; build where Python {target.python_minor} on {target.machine} is")
@@ -292,7 +294,7 @@ def _check_glibc(filename: str, target: Target) -> None:
     """Refuse a native wheel that was built against a newer glibc than the target has."""
     parsed = parsed_wheel(filename)
     host = Target(python=target.python, machine=platform.machine(), glibc=platform.libc_ver()[1] or "2.0")
-    native = parsed and any(tag.platform.startswith("linux_") for tag in parsed[3])
+    native = parsed and any(tag.platform.startswith("linux_") for tag in parsed.tags)
     if native and glibc_minor(host) > glibc_minor(target):
         raise _BuildFailedError(f"built here it needs glibc {host.glibc}, the target has {target.glibc}")
 

@@ -29,6 +29,8 @@ Name = Annotated[
 """A distribution's name."""
 Version = Annotated[str, Meta(pattern=rf"(?aix)\A{VERSION_PATTERN}\Z", max_length=200, title="version (PEP 440)")]
 """A version (PEP 440), the local label kept."""
+VariantLabel = Annotated[str, Meta(pattern=r"\A[0-9a-z_.]+\Z", title="label of a wheel variant (PEP 825)")]
+"""What distinguishes the wheel variants of a release: `cu128`."""
 PythonVersion = Annotated[
     str,
     Meta(

@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from packaging.version import Version as PackageVersion
 
-from envbuild.manifest.fields import Address, AnyText, Count, Line, Name, Pairs, Sha256, Version
+from envbuild.manifest.fields import Address, AnyText, Count, Line, Name, Pairs, Sha256, VariantLabel, Version
 
 OriginKind = Literal["index", "vcs", "archive", "editable", "conda", "unknown"]
 """`editable` is any folder of sources (PEP 610 dir_info), installed in place or copied: no index has it either way."""
@@ -22,35 +22,45 @@ class Origin:
     kind: OriginKind
     """What sort of place.
 
-    index: by name and version. vcs: a commit. archive: one file, by URL. editable: a folder of sources, installed in
-    place or copied. conda: a conda package. unknown: nothing says.
+    index: by name and version. vcs: a commit. archive: one file. editable: a folder of sources, in place or copied.
+    conda: a conda package. unknown: nothing says.
     """
     url: Address | None = None
-    """Without user name or password. Of index, the index that the record names, if it names one."""
+    """Without user name or password. Of index, its address if the record names it."""
     commit: Line | None = None
-    """The commit that was installed; of an editable installed in place, the one that is checked out."""
+    """The commit that was installed; of an editable in place, the one checked out."""
     requested_revision: Line | None = None
-    """The branch or tag that was asked for."""
+    """The branch or tag asked for."""
     subdirectory: Line | None = None
-    """Where in the repository or archive the project lies, relative to its root."""
+    """Where the project lies in the repository or archive."""
     sha256: Sha256 | None = None
     """Digest of the archive or conda package."""
     hashes: tuple[Sha256, ...] = ()
-    """Of index, the digests of the files that the record allows, one of which was installed."""
+    """Of index, the digests that the record allows, one of which was installed."""
     remote: Address | None = None
     """Of an editable, where its repository is fetched from."""
     dirty: bool | None = None
-    """Of an editable, whether tracked files in its folder differ from the commit."""
+    """Of an editable, whether tracked files differ from the commit."""
     untracked: Count | None = None
-    """Of an editable, how many files or folders in it git neither tracks nor ignores: no commit or patch holds them."""
+    """Of an editable, how many files or folders git neither tracks nor ignores: no commit or patch holds them."""
     diff_sha256: Sha256 | None = None
     """Of a dirty editable, the digest of `git diff HEAD --binary --full-index -- .` in its folder."""
     patch: AnyText | None = None
-    """That difference itself, if it was asked for; secrets are cut out."""
+    """That difference, if asked for; secrets are cut out."""
     channel: Line | None = None
     """Of a conda package: `conda-forge`."""
     build: Line | None = None
     """Of a conda package: `py311h64a7726_0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelVariant:
+    """A wheel variant (PEP 825, a draft)."""
+
+    label: VariantLabel
+    """`cu128`."""
+    properties: tuple[Line, ...] | None = None
+    """What it needs: `x86_64 :: level :: v3`; absent where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,27 +70,29 @@ class Distribution:
     name: Name
     """As its metadata spells it."""
     version: Version | None = None
-    """Local version labels kept; absent where another tool's record names only a commit or a folder."""
+    """With its local label; absent where another tool's record names only a commit or folder."""
     origin: Origin
     """Where it came from."""
     installer: Line | None = None
     """The INSTALLER file: `pip`, `uv`, `conda`."""
     requested: bool = False
-    """Whether it was asked for by name (PEP 376 REQUESTED)."""
+    """Whether it was asked for by name (REQUESTED)."""
     record_sha256: Sha256 | None = None
     """Digest of its RECORD as installed."""
     content_sha256: Sha256 | None = None
-    """Digest of the paths and hashes in RECORD of what came out of the wheel, which is the same for every installer."""
+    """Digest of the wheel's paths and hashes in RECORD, the same for every installer."""
     modified: tuple[Line, ...] = ()
-    """Files that are not what RECORD says, or conda-meta, at most 50; bytecode does not count."""
+    """Files that differ from RECORD or conda-meta, at most 50; bytecode does not count."""
     missing: tuple[Line, ...] = ()
-    """Files of RECORD, or conda-meta, that are not there, at most 50; bytecode does not count."""
+    """Files of RECORD or conda-meta that are absent, at most 50; bytecode does not count."""
     changed_files: Count = 0
     """How many files are modified or missing."""
     overwritten: Pairs = ()
-    """Files that are those of another distribution, which was installed over this one, with its name; at most 1,000."""
+    """Files replaced by another distribution, with its name; at most 1,000."""
     shadowed: tuple[Line, ...] = ()
-    """Versions of the same distribution later on sys.path, or that an upgrade left behind; imports do not see them."""
+    """Versions later on sys.path, or that an upgrade left behind; imports do not see them."""
+    wheel_variant: WheelVariant | None = None
+    """The wheel variant that it came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +114,17 @@ class Installation:
     """What lies beside and between the distributions."""
 
     method: Literal["size and time", "sha256"] | None = None
-    """How files were compared with RECORD or conda-meta; `size and time` hashes only those that may have changed."""
+    """How files were compared; `size and time` hashes only those that may have changed."""
     files: Count | None = None
     """How many files the distributions list with a digest."""
     unchecked: Count = 0
-    """How many of those files were not compared, as they are unreadable or it would have taken too long."""
+    """How many of them were not compared, as unreadable or for want of time."""
     unreadable: tuple[Line, ...] = ()
-    """Metadata folders without a valid name and version, at most 50; what they installed is not recorded."""
+    """Metadata folders without valid name and version, at most 50; what they installed is not recorded."""
     pth: tuple[Pth, ...] = ()
     """The .pth files of the site folders."""
     unowned: tuple[Line, ...] = ()
-    """Modules and packages in the site folders that no distribution lists, at most 50."""
+    """Modules and packages in site folders that no distribution lists, at most 50."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,7 +239,8 @@ def _located(lock: Lock, folders: Sequence[Path]) -> Lock:
     """Say where wheels that came from no index lie now; the stamped lock only has their names."""
 
     def locate(wheel: LockedWheel) -> LockedWheel:
-        path = next((it for folder in folders if (it := folder / wheel.filename).is_file()), None)
+        names = dict.fromkeys((wheel.filename, wheel.plain_name))
+        path = next((it for folder in folders for name in names if (it := folder / name).is_file()), None)
         return replace(wheel, url=path.absolute().as_uri()) if path and is_local(wheel) else wheel
 
     return replace(lock, wheels=tuple(map(locate, lock.wheels)))

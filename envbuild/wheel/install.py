@@ -19,10 +19,11 @@ from email.policy import compat32
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from packaging.utils import InvalidName, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.wheel.archive import Member, WheelArchive, check_name, folders
+from envbuild.wheel.name import WheelName
 
 _WRAPPER_SUFFIX = re.compile(r"(\.exe|-script\.py|\.pya)\Z", re.IGNORECASE)
 _OWN = re.compile(
@@ -149,9 +150,10 @@ def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile
 def _identity(archive: WheelArchive) -> tuple[str, str]:
     """Return the normalised name and the dist-info folder; the file name, the folder and WHEEL must agree."""
     try:
-        name, version, _, _ = parse_wheel_filename(archive.filename)
-    except (InvalidWheelFilename, InvalidName, InvalidVersion) as error:
+        parsed = WheelName.parse(archive.filename)
+    except InvalidWheelFilename as error:
         raise archive.refuse(f"has no valid wheel file name: {error}") from error
+    name, version = parsed.name, parsed.version
     tops = {member.name.split("/")[0] for member in archive.members if "/" in member.name}
     infos = [folder for folder in tops if folder.endswith(".dist-info")]
     if len(infos) != 1:

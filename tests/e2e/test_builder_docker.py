@@ -20,7 +20,7 @@ from tests.fakes.wheels import make_wheel
 from tests.faults.proxy import FAIR, FaultyRegistry
 from tests.faults.site import tags_of
 from tests.unit.attesting import key_pair
-from tests.unit.test_from_manifest import TENSORFLOW, TOOL
+from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 
 pytestmark = pytest.mark.real
 
@@ -53,6 +53,21 @@ def test_an_image_without_a_network_that_its_engine_keeps_by_name_only(builds):
     finally:
         builds.forget("example.com/small:1")
     assert builds.left() == set()
+
+
+def test_pip_installs_a_wheel_variant_whose_name_it_refuses(builds):
+    variant = make_wheel("tool", "1.0", {"tool.py": "IS = 'v3'\n"}, variant=("v3", {"x86_64": {"level": ["v3"]}}))
+    manifest = manifest_of()
+    manifest["distributions"][1]["wheel_variant"] = {"label": "v3", "properties": ["x86_64 :: level :: v3"]}
+    (builds.folder / "manifest.json").write_text(json.dumps(manifest))
+    folder = wheel_folder(builds.folder / "wheels", TENSORFLOW, variant, TOOL)
+    done = builds.run("--offline", "--find-links", folder, "--load", "example.com/variant:1")
+    assert done.returncode == 0, done.stderr
+    try:
+        image = builds.engine.client.images.get("example.com/variant:1")
+        assert builds.engine.run(image.id, ["python", "-c", "import tool; print(tool.IS)"]) == "v3\n"
+    finally:
+        builds.forget("example.com/variant:1")
 
 
 def test_what_is_stamped_is_the_registrys_digest_and_nothing_is_shared_as_if_all_made_these_bytes(builds, registry):

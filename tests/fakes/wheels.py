@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -77,13 +78,15 @@ def make_wheel(
     record: Content | None = None,
     extra: Iterable[tuple[str, bytes, int]] = (),
     method: int = zipfile.ZIP_DEFLATED,
+    variant: tuple[str, Mapping[str, Mapping[str, Iterable[str]]]] | None = None,
 ) -> FakeWheel:
     """Build a wheel; equal arguments give equal bytes.
 
     `files` lie in site-packages (default: one module named after the distribution); `scripts`, `data`, `headers` and
     `platlib` go to the folders of that name under `.data`. `executable` are paths in the wheel that get mode 0755
     beside the scripts. `dist_info` adds or replaces files there by name, `record` replaces RECORD whole, `extra` members are
-    written after RECORD and stand in no RECORD. `tags` are whole, `cp311-cp311-manylinux_2_17_x86_64`.
+    written after RECORD and stand in no RECORD. `tags` are whole, `cp311-cp311-manylinux_2_17_x86_64`. `variant` has the
+    label and properties of a wheel variant.
     """
     module, tags = name.replace("-", "_").replace(".", "_"), tuple(tags)
     info = f"{module}-{version}.dist-info"
@@ -102,13 +105,25 @@ def make_wheel(
         "WHEEL": f"Wheel-Version: 1.0\nGenerator: fake\n{root}" + "".join(f"Tag: {tag}\n" for tag in tags),
     }
     described |= {"entry_points.txt": _entry_points(entry_points)} if entry_points else {}
+    described |= {"variant.json": variants_json(dict([variant]))} if variant else {}
     found |= _encoded({f"{info}/{path}": value for path, value in (described | dict(dist_info or {})).items()})
     lines = [record_line(path, content) for path, content in found.items()] + [f"{info}/RECORD,,"]
     found |= _encoded({f"{info}/RECORD": "\n".join(lines) + "\n" if record is None else record})
     marked = {*executable, *(path for path in found if f"{module}-{version}.data/scripts/" in path)}
     members = [(path, content, _EXECUTABLE if path in marked else 0o644) for path, content in found.items()]
-    filename = f"{module}-{version}-{_compressed(tags)}.whl"
+    filename = f"{module}-{version}-{_compressed(tags)}{f'-{variant[0]}' if variant else ''}.whl"
     return FakeWheel(filename=filename, data=zip_bytes([*members, *extra], method=method))
+
+
+def variants_json(variants: Mapping[str, Mapping[str, Mapping[str, Iterable[str]]]]) -> str:
+    """What stands in a wheel variant (`variant.json`), and beside several on an index (PEP 825, 10 August 2026)."""
+    return json.dumps(
+        {
+            "$schema": "https://variants-schema.wheelnext.dev/peps/825/v0.1.1.json",
+            "default-priorities": {"namespace": ["nvidia", "x86_64", "blas_lapack"]},
+            "variants": variants,
+        }
+    )
 
 
 def _compressed(tags: tuple[str, ...]) -> str:

@@ -75,6 +75,7 @@ def test_the_files_are_for_this_user_and_gone_afterwards():
         (SETTINGS, {}, ""),
         (SETTINGS, {"secrets": False}, "no secrets"),
         (SETTINGS, {"needed": True}, "read here anyway"),
+        (SETTINGS, {"variants": True}, "no wheel variant"),
         (IndexSettings(default=None, offline=True), {}, "nothing but folders"),
         (IndexSettings(default=INDEX, keyring=True), {}, "keyring"),
         *(

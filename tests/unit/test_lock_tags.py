@@ -6,8 +6,9 @@ import pytest
 from packaging.tags import sys_tags
 
 from envbuild.errors import UsageError
-from envbuild.lock.model import Target, best_wheel, parsed_wheel, ranked_tags
+from envbuild.lock.model import Target, best_wheel, ranked_tags
 from envbuild.lock.resolvers import uv_platforms
+from envbuild.wheel.name import parsed_wheel
 
 BOOKWORM = Target(python="3.11.2", machine="x86_64", glibc="2.36")
 BULLSEYE = Target(python="3.9.2", machine="aarch64", glibc="2.31")

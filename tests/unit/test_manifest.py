@@ -31,6 +31,7 @@ from envbuild.manifest.fields import (
     Size,
     Timestamp,
     VariableName,
+    VariantLabel,
     Version,
 )
 from envbuild.manifest.hardware import Cpu
@@ -45,6 +46,7 @@ STRATEGIES = {
     Line: st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=12),
     Address: st.sampled_from(["gs://bucket/folder/", "https://git.example.com/x.git", "/data/my model"]),
     Name: st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,8}[A-Za-z0-9])?", fullmatch=True),
+    VariantLabel: st.from_regex(r"\A[0-9a-z_.]{1,16}\Z"),
     Version: st.sampled_from(["1.0", "2.15.0.post1", "1!3.2rc1", "2.1+cu121", "0.dev3"]),
     PythonVersion: st.from_regex(r"\A3\.[0-9]{1,2}\.[0-9]{1,2}\Z"),
     Numbers: st.sampled_from(["11.2", "12.5.1", "8"]),

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from packaging.utils import parse_wheel_filename
-
 from envbuild.image.bytecode.compiler import FORMAT, Compiling, Parcel, Source, Tally
 from envbuild.image.config import Slot
 from envbuild.image.layers.cache import LayerCache
@@ -22,6 +20,7 @@ from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 from envbuild.wheel.archive import Member, WheelArchive
 from envbuild.wheel.install import InstalledFile
+from envbuild.wheel.name import WheelName
 
 _LARGE = 64 << 20
 """Bytes of a wheel: from this size its bytecode is worth a layer, which costs time at each pull."""
@@ -58,7 +57,7 @@ def plan_bytecode(recipe: Recipe, interpreter: str, overlaps: Sequence[Overlap])
         wheel
         for wheel in by_size
         if wheel.size >= _LARGE
-        and any(tag.abi != "none" or tag.platform == "any" for tag in parse_wheel_filename(wheel.filename)[3])
+        and any(tag.abi != "none" or tag.platform == "any" for tag in WheelName.parse(wheel.filename).tags)
     ][:_MOST_LARGE]
     others = sorted(set(by_size) - set(large), key=lambda wheel: wheel.name)
     for wheels in [[wheel] for wheel in large] + ([others] if others else []):

@@ -18,7 +18,6 @@ from packaging.utils import (
     canonicalize_name,
     canonicalize_version,
     parse_sdist_filename,
-    parse_wheel_filename,
 )
 from packaging.version import InvalidVersion, Version
 
@@ -33,6 +32,7 @@ from envbuild.manifest.importers.environment import (
 from envbuild.manifest.importers.record import Faults, Record, clean, quoted
 from envbuild.manifest.model import SCHEMA_VERSION, Platform, Python, Source, TrainingManifest
 from envbuild.manifest.packages import Distribution, Origin, exact_version
+from envbuild.wheel.name import WheelName
 
 _WORDS = {"Linux": ("posix", "linux"), "Darwin": ("posix", "darwin"), "Windows": ("nt", "win32")}
 """`os_name` and `sys_platform`, by `platform_system`."""
@@ -265,7 +265,8 @@ def file_name(address: str) -> tuple[str, str] | None:
     """Return name and version of the wheel or source archive that a URL or path ends in; None where it is neither."""
     name = PurePosixPath(unquote(_path(address.partition("#")[0]))).name
     try:
-        read = parse_wheel_filename(name)[:2] if name.endswith(".whl") else parse_sdist_filename(name)
+        wheel = WheelName.parse(name) if name.endswith(".whl") else None
+        read = (wheel.name, wheel.version) if wheel else parse_sdist_filename(name)
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
         return None
     return read[0], str(read[1])

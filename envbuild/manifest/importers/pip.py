@@ -24,8 +24,10 @@ from envbuild.manifest.importers.record import (
     toml_of,
 )
 from envbuild.manifest.model import Platform, TrainingManifest
-from envbuild.manifest.packages import Distribution, Origin
+from envbuild.manifest.packages import Distribution, Origin, WheelVariant
 from envbuild.validation import quote
+from envbuild.wheel.name import parsed_wheel
+from envbuild.wheel.pylock import parse_pylock
 
 TABLE = re.compile(r"\s*Package +Version( +Editable project location)?.*\r?\n-.*\r?\n")
 _AGAIN = "write it again: pip list --format=json"
@@ -140,7 +142,7 @@ def _origin_of_report(direct_url: Any, installer: str | None) -> Origin:
 def read_pylock(record: Record, options: RecordOptions) -> TrainingManifest:
     """Read what such a file has an installer install, without extras and with its default groups; ManifestError."""
     try:
-        pylock = Pylock.from_dict(toml_of(record, text_of(record)))
+        pylock = parse_pylock(toml_of(record, text_of(record)))
     except (PylockValidationError, ValueError, RecursionError) as error:
         what = f"this is not a valid pylock.toml: {clean(str(error))}"
         raise ManifestError(what, where=record.name, todo="have the tool that locked write it again") from error
@@ -180,7 +182,10 @@ def _take_package(package: Package, place: str, pylock: Pylock, pins: Pins) -> N
     archive = package.archive
     names = [it.filename for it in package.wheels or ()] + [(archive.url or archive.path or "") if archive else ""]
     version = str(package.version or next((read[1] for it in names if (read := file_name(it))), "")) or None
-    return pins.add(Distribution(name=package.name, version=version, origin=_origin_of_package(package)), place)
+    only = parsed_wheel(names[0]) if len(package.wheels or ()) == 1 else None
+    variant = WheelVariant(label=only.label) if only and only.label else None
+    origin = _origin_of_package(package)
+    return pins.add(Distribution(name=package.name, version=version, origin=origin, wheel_variant=variant), place)
 
 
 def _origin_of_package(package: Package) -> Origin:

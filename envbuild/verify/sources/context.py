@@ -11,7 +11,7 @@ from typing import cast, get_args
 
 from envbuild.errors import BuildError, ManifestError, UsageError
 from envbuild.image.context import DEBS, build_context, context_check
-from envbuild.lock.formats import WHEELS, is_local, read_pylock
+from envbuild.lock.formats import WHEELS, needs_file, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.manifest.importers.pins import Pins, Surroundings
 from envbuild.manifest.importers.record import Faults, Record
@@ -372,7 +372,7 @@ def _file_findings(context: _Context) -> Iterator[Finding]:
     """Whether the files beside the lock are the locked ones, also those that nothing would fetch, and the check's."""
     dockerfile = context.dockerfiles[_DOCKERFILE]
     steps = " ".join(it.arguments for it in instructions(dockerfile) if it.word == "RUN")
-    wheels = ((f"{WHEELS}/{it.filename}", it.sha256, is_local(it)) for it in context.lock.wheels)
+    wheels = ((f"{WHEELS}/{it.plain_name}", it.sha256, needs_file(it)) for it in context.lock.wheels)
     debs = ((f"{DEBS}/{it.basename}", it.sha256, f"source={DEBS}," in steps) for it in context.lock.packages)
     files = [*((path, digest, here or "--no-index" in steps) for path, digest, here in wheels), *debs]
     found = {path: _digest(context.folder / path) for path, _, _ in files}
