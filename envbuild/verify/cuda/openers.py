@@ -157,12 +157,12 @@ def _excused(
     Of objects for several versions of CUDA one is loaded; an object that others need is loaded with one of them, by its
     RUNPATH; what all objects of a project may open is opened by one of them.
     """
-    groups: dict[str, list[Trial]] = {}
+    groups, here = dict[str, list[Trial]](), _majors(map(posixpath.basename, image.tree))
     for trial in losses:
         groups.setdefault(_BUILD.sub(r"\1", trial.path), []).append(trial)
     kept = dict[Trial, Sequence[Loss]]()
     for trials in groups.values():
-        best = min(trials, key=lambda it: len(losses[it]))
+        best = min(trials, key=lambda it: (len(losses[it]), not here & _majors(loss.name for loss in losses[it])))
         own: Sequence[Loss] = [it for it in losses[best] if it.name not in best.opens]
         if own:
             own = min([try_opening(image, it) for it in _users(image, objects, best)], key=len, default=own)
@@ -189,9 +189,11 @@ def _findings(
 ) -> Iterator[LoaderFinding]:
     """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed.
 
-    Without a profile nobody knows which objects can be missed: those do not count where another one loads.
+    Without a profile nobody knows which objects can be missed: those do not count where another one loads, except those
+    of a second framework.
     """
-    some = any(not lost for lost in losses.values())
+    known = any(it.wheel.name in _FRAMEWORKS for it in losses)
+    some = not known and any(not lost for lost in losses.values())
     found: dict[Kind, dict[Loss, Trial]] = {"broken": {}, "warning": {}, "note": {}}
     for trial, lost in losses.items():
         names = {it.name for it in lost}
