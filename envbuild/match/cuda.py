@@ -1,7 +1,7 @@
 """Where CUDA comes from, and which: one source for an image, never two. And which variables find it in the image."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from packaging.requirements import Requirement
@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.packages import name_of
+from envbuild.match.openers import Opened, library_folders
 from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, WheelSet
 from envbuild.match.run import CUDA_WHEEL, CudaPart, Run, label_cuda
 from envbuild.match.stack import CudaChoice, CudaSource, Decision, Overrides
@@ -28,7 +29,7 @@ _TOOLKIT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A run with the build of the framework that was chosen for it, and what was asked for."""
+    """The run, the build of the framework that was chosen for it, and the options that CUDA depends on."""
 
     run: Run
     wheel: FrameworkWheel
@@ -61,7 +62,7 @@ class CudaPlan:
     """The image that brings it; None where a person names it."""
     reason: str = ""
     alternative: str = ""
-    """Another source that serves too, for the reason's end."""
+    """Text that names another possible source, appended to the reason."""
     origin: str = ""
     """What the reason rests on."""
 
@@ -162,19 +163,27 @@ def _compare(part: CudaPart | None, version: str | None) -> str:
     return f"; the run had {'the same' if same else 'another one'}, {part}"
 
 
-def decide_variables(selection: Selection, plan: CudaPlan, requirements: tuple[str, ...]) -> Iterator[Decision]:
-    """Yield LD_LIBRARY_PATH where the framework does not look beside itself, XLA_FLAGS where XLA does not."""
-    version = selection.wheel.version
-    if plan.source != "wheels" or not selection.wheel.distribution.startswith("tensorflow"):
-        return
+def decide_variables(
+    selection: Selection, plan: CudaPlan, requirements: tuple[str, ...], openers: Iterable[Opened]
+) -> Iterator[Decision]:
+    """Yield LD_LIBRARY_PATH where a library does not look beside itself, XLA_FLAGS where XLA does not."""
+    version, paths = selection.wheel.version, list[tuple[tuple[str, ...], str, str]]()
+    tensorflow = plan.source == "wheels" and selection.wheel.distribution.startswith("tensorflow")
     site = SITE_PACKAGES.format(selection.run.python_minor)
-    paths = [
-        (row.folders, row.reason, row.source) for row in selection.profiles.library_paths if version in row.versions
-    ]
-    paths += [(plan.folders, plan.reason, plan.origin)] if plan.folders else []
-    for folders, reason, source in paths:
-        value = ":".join(f"{site}/{folder}" for folder in folders)
+    if tensorflow:
+        rows = (row for row in selection.profiles.library_paths if version in row.versions)
+        paths += [(row.folders, row.reason, row.source) for row in rows]
+        paths += [(plan.folders, plan.reason, plan.origin)] if plan.folders else []
+    for it in openers if plan.source != "base" else ():
+        if it.row.needs_path and (folders := library_folders(it, requirements)):
+            reason = f"{it.pin} opens CUDA by name, and does not look for NVIDIA's wheels beside it"
+            paths.append((folders, reason, it.row.source))
+    if paths:
+        value = ":".join(dict.fromkeys(f"{site}/{folder}" for folders, _, _ in paths for folder in folders))
+        reason, source = ("; ".join(dict.fromkeys(texts)) for texts in list(zip(*paths, strict=True))[1:])
         yield Decision("LD_LIBRARY_PATH", value, reason, source)
+    if not tensorflow:
+        return
     compiler = next((row for row in selection.profiles.compilers if row.covers("tensorflow", version)), None)
     if compiler and any(name_of(text).startswith("nvidia-cuda-nvcc") for text in requirements):
         value = f"--xla_gpu_cuda_data_dir={site}/{compiler.folder}"

@@ -1,11 +1,12 @@
 """The lowest NVIDIA driver that a host needs: for CUDA at all, and where a GPU needs its code compiled from PTX."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
 from envbuild.manifest.hardware import Gpu
+from envbuild.match.openers import Opened, highest_floor
 from envbuild.match.profiles import FrameworkWheel, Generation, Profiles
 from envbuild.match.run import Run
 from envbuild.match.stack import Decision, Overrides
@@ -15,12 +16,20 @@ _DRIVER = re.compile(r"\d+(\.\d+)*")
 
 
 def decide_driver(
-    run: Run, wheel: FrameworkWheel, cuda: str, overrides: Overrides, profiles: Profiles
+    run: Run, wheel: FrameworkWheel, cuda: str, overrides: Overrides, profiles: Profiles, openers: Sequence[Opened]
 ) -> Iterator[Decision]:
-    """Yield the driver floor as the first decision, and a warning for each GPU that the build cannot serve."""
+    """Yield the driver floor as the first decision, and a warning for each GPU that the build cannot serve.
+
+    `cuda` is empty where only `openers`, the run's other projects for GPUs, have any.
+    """
     known = {gpu.name: capability_of(gpu, profiles) for gpu in run.gpus}
     gpus = {name: capability for name, capability in known.items() if capability}
     minimum, reason, source = _floor(wheel, cuda, gpus, profiles)
+    highest = highest_floor(openers, profiles)
+    if highest and Version(highest[0].minimum) > Version(minimum or "0"):
+        row, opened = highest
+        minimum, source = row.minimum, row.source
+        reason = f"the lowest driver on the host that runs CUDA {row.cuda}, which {opened.pin} was built for"
     if overrides.driver_minimum:
         reason = f"{reason}, which would be {minimum}"
         minimum = overrides.driver_minimum
@@ -37,7 +46,7 @@ def decide_driver(
         if name not in served:
             reason = f"{wheel.pin} was built for {built}, so it cannot use a GPU of {gpu[0]}.{gpu[1]}"
             yield Decision("gpu", name, reason, wheel.source, warning=True)
-    for name, gpu in served.items():
+    for name, gpu in served.items() if cuda else ():
         yield from _unsupported(name, gpu, cuda, profiles)
     for name in (name for name, capability in known.items() if capability is None):
         reason = "the compute capability of a GPU of this name is not known, so nothing is checked for it"

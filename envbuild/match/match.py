@@ -1,7 +1,7 @@
-"""A manifest, or a release without any run, against the profiles: the stack, or every candidate and why it lost."""
+"""Match a run, or a release without one, to the profiles: the stack, or every candidate and why it lost."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time
 
@@ -15,6 +15,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
 from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, applies, decide_cuda, decide_variables, plan_cuda
 from envbuild.match.driver import decide_driver
+from envbuild.match.openers import find_openers, unneeded_of
 from envbuild.match.pins import Pins, decide_pins, dropped_from, warnings_of, without_dropped
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.run import (
@@ -128,7 +129,7 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
             what = "a run without a framework gets no CUDA except that of its own wheels"
             todo = "leave it out, or name the --framework"
             raise UsageError(what, where=next(iter(hand), "--cuda-source"), todo=todo)
-    kind = decide_variant(run, options.variant)
+    kind = decide_variant(run, options.variant, profiles)
     variant: Variant = "gpu" if kind.value == "gpu" else "cpu"
     wheel = choose_wheel(run, variant)
     selection = Selection(run=run, wheel=wheel, cuda_source=options.cuda_source, overrides=overrides, profiles=profiles)
@@ -137,9 +138,14 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
     keep_others = not run.moved and options.variant != "cpu" and (no_framework or bool(run.others))
     pins = decide_pins(selection, plan, keep_others=keep_others or (no_framework and variant == "gpu"))
     base = decide_base(wheel, plan, run.python, overrides, profiles)
-    paths = tuple(decide_variables(selection, plan, pins.requirements))
-    driver = tuple(decide_driver(run, wheel, plan.version, overrides, profiles)) if plan.version else ()
-    warnings = warnings_of(run, wheel, pins, variant, profiles)
+    openers = find_openers(pins.requirements, profiles)
+    # Beside a framework, what runs on the CPU too may never have used the GPU.
+    for_gpu = [it for it in openers if variant == "gpu" and (no_framework or it.row.for_gpu)]
+    paths = tuple(decide_variables(selection, plan, pins.requirements, for_gpu))
+    cuda = plan.version or ""
+    driver = tuple(decide_driver(run, wheel, cuda, overrides, profiles, for_gpu)) if cuda or for_gpu else ()
+    warnings = warnings_of(run, wheel, pins, variant, openers, profiles)
+    unneeded = tuple(unneeded_of(openers, run.pins)) if variant == "cpu" else ()
     decisions = (*_facts(run, wheel), *_assumptions(run, options), kind, *decide_cuda(selection, plan), *driver)
     return Stack(
         framework=run.profile.name,
@@ -155,7 +161,7 @@ def decide(run: Run, profiles: Profiles, options: MatchOptions) -> Stack:
         glibc_minimum=wheel.glibc,
         driver_minimum=next((it.value.removeprefix(">=") for it in driver if it.what == "driver"), None),
         requirements=pins.requirements,
-        gaps=_gaps(run, pins, profiles, _as_of(run, options)),
+        gaps=_gaps(run, pins, profiles, _as_of(run, options), unneeded),
         variables=tuple(sorted([*(GPU_VARIABLES if variant == "gpu" else ()), *((it.what, it.value) for it in paths)])),
         changes=pins.changes,
         decisions=overrides.mark_overridden((*decisions, *pins.decisions, *paths, base, *warnings)),
@@ -199,9 +205,9 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
         if run.others:
             none = Decision("framework", "none", "the run used none, so no CUDA is chosen", "--framework")
         python = Decision("python", run.python, OWN, "manifest: python.version")
-        reason = "the oldest that wheels are built for; locking takes only wheels that the base's glibc serves"
-        glibc = Decision("glibc", f">={wheel.glibc}", reason, "PEP 599: manylinux2014")
-        return (none, python, glibc, *_other_system(run))
+        reason = "the oldest that wheels are built for; locking takes only wheels that run on the base's glibc"
+        lowest = Decision("glibc", f">={wheel.glibc}", reason, "PEP 599: manylinux2014")
+        return (none, python, lowest, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
     whose = "what was asked for" if run.hypothetical else OWN
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"
@@ -281,12 +287,15 @@ def _as_of(run: Run, options: MatchOptions) -> str | None:
     return None if run.complete else run.created
 
 
-def _gaps(run: Run, pins: Pins, profiles: Profiles, as_of: str | None) -> Gaps | None:
-    """What fills the gaps of a record: not what the variant excludes, in conda's versions. New extras are gaps too."""
+def _gaps(run: Run, pins: Pins, profiles: Profiles, as_of: str | None, unneeded: Iterable[str]) -> Gaps | None:
+    """How to complete a record: exclusions, bounds and dates for what the lock adds; None if nothing is missing.
+
+    Bounds are conda's versions and the profiles' limits. Extras that the run did not have leave gaps too.
+    """
     if run.complete and not any("[" in it.after for it in pins.changes if it.after and not it.before):
         return None
     kept = {name_of(it) for it in pins.requirements}
-    without = sorted({it.name for it in pins.changes if it.before} - kept)
+    without = sorted({*unneeded, *(it.name for it in pins.changes if it.before)} - kept)
     pinned = [it for it in pins.changes if it.before and "==" in it.before and it.name in without]
     pairs = ((f"{it.before}", it.after) for it in pinned if it.after)
     versions = [f"{name}=={version}" for name, version in run.conda if name not in kept]

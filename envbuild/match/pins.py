@@ -1,19 +1,21 @@
 """The run's pins: what a variant, a machine, a source of CUDA or a person changes about them, and rules they break."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, canonicalize_version
+from packaging.version import Version
 
 from envbuild.errors import UsageError
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_framework
 from envbuild.match.cuda import CudaPlan, Selection, applies, cudnn_floor, is_version, serves
+from envbuild.match.openers import Opened, cpu_build, find_opener, opener_warnings
 from envbuild.match.profiles import FrameworkWheel, Limit, Profiles, public_version
 from envbuild.match.run import CPU_LABEL, CUDA_WHEEL, JAX_PLUGIN, Run
 from envbuild.match.stack import Decision, PinChange, Stack
@@ -86,6 +88,8 @@ def _change(selection: Selection, plan: CudaPlan, name: str, version: str, *, ke
     )
     if reason is None:
         after, reason = _other_build(selection, name, version, keep_others)
+    if reason is None and selection.wheel.cuda is None and not keep_others:
+        after, reason = _other_project(selection, name, version)
     pin = f"{name}=={version}"
     return PinChange(name, pin, after, reason) if reason and after != pin else None
 
@@ -107,7 +111,7 @@ def _why_dropped(selection: Selection, plan: CudaPlan, name: str, version: str, 
 
 
 def _why_other_framework(run: Run, selection: Selection, name: str, version: str) -> str | None:
-    """Why a distribution with the framework's code does not stay beside, or as, the one that was chosen."""
+    """Why a distribution with the framework's code is not kept, given the build that was chosen."""
     wheel, variant = selection.wheel, "gpu" if selection.wheel.cuda else "cpu"
     if name == wheel.distribution:
         if canonicalize_version(version) == canonicalize_version(wheel.version):
@@ -148,6 +152,18 @@ def _other_build(selection: Selection, name: str, version: str, keep_others: boo
         _, plus, own = wheel.version.partition("+")
         return f"{name}=={public}{plus}{own}", "the gpu variant has its build for CUDA, the same one as of torch"
     return None, None
+
+
+def _other_project(selection: Selection, name: str, version: str) -> tuple[str | None, str | None]:
+    """The build for the CPU of a project that has it under another name."""
+    opener = find_opener(name, version, selection.profiles)
+    release = cpu_build(opener, version) if opener else None
+    if not opener or not release:
+        return None, None
+    if selection.run.version_of(opener.cpu):
+        return None, f"the cpu variant has {opener.cpu} instead, which the run had, too"
+    near = "" if Version(release) == Version(version) else f"; {release} is the nearest release of it to {version}"
+    return f"{opener.cpu}=={release}", f"the cpu variant has the same code from {opener.cpu}{near}"
 
 
 def _missing(kept: Iterable[str], wanted: Iterable[str]) -> list[str]:
@@ -193,7 +209,9 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str
     )
 
 
-def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profiles: Profiles) -> Iterator[Decision]:
+def warnings_of(
+    run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, openers: Sequence[Opened], profiles: Profiles
+) -> Iterator[Decision]:
     """Yield a warning for each rule that the pins break, and for what the run's other projects lack."""
     yield from _lost_label(run, wheel)
     yield from _mixed_labels(pins.requirements, profiles)
@@ -201,6 +219,8 @@ def warnings_of(run: Run, wheel: FrameworkWheel, pins: Pins, variant: str, profi
     yield from _bad_wheels(pins.requirements, wheel, profiles)
     yield from _idle_cuda(variant, pins.requirements)
     yield from _other_cuda(run, wheel, pins.requirements, profiles)
+    torch = wheel if run.profile.name == "torch" else None
+    yield from opener_warnings(openers, pins.requirements, variant, torch)
 
 
 def _mixed_labels(requirements: Iterable[str], profiles: Profiles) -> Iterator[Decision]:
@@ -215,21 +235,21 @@ def _broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Itera
     """Yield each pin of the run that its framework, or another of its distributions, does not allow."""
     pins = {name: version for name, version in run.pins if name not in run.profile.distributions}
     reported = set()
-    for broken in broken_hand_limits(pins | {wheel.distribution: wheel.version}, profiles.limits):
+    for broken in broken_profile_limits(pins | {wheel.distribution: wheel.version}, profiles.limits):
         limit, refused = broken.limit, broken.limit.breaks and not run.complete
         reason = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
         if limit.breaks:
             reported.add(broken.other)
         yield Decision("limit", broken.other, reason, limit.source, warning=limit.breaks is not None)
-    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
-    for text in code.limits:
+    with_code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
+    for text in with_code.limits:
         requirement, version = Requirement(text), run.version_of(name_of(text))
         pin = f"{name_of(text)}=={version}"
         if not version or pin in reported or not applies(text, run.python, run.machine):
             continue
         if is_pep440(version) and not requirement.specifier.contains(version, prereleases=True):
             needs = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: its wheel requires it"
-            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", code.source, warning=True)
+            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", with_code.source, warning=True)
 
 
 class BrokenLimit(NamedTuple):
@@ -242,8 +262,8 @@ class BrokenLimit(NamedTuple):
     limit: Limit
 
 
-def broken_hand_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
-    """Yield each limit kept by hand that versions, by normalised name, break."""
+def broken_profile_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
+    """Yield each limit of the profiles (not of a wheel's METADATA) that these versions break; by normalised name."""
     for limit in limits:
         other = name_of(limit.requirement)
         for name in limit.distributions:
@@ -322,5 +342,5 @@ def _other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], pr
             yield Decision("cuda twice", row.pin, reason, row.source, warning=True)
         if missing:
             needed = f"its wheel requires {', '.join(missing)}"
-            reason = f"{needed}; the image has the CUDA of {wheel.pin}, and others or none of these"
+            reason = f"{needed}; the image has the CUDA of {wheel.pin}: these are missing, or have other versions"
             yield Decision("cuda of another", row.pin, reason, row.source, warning=True)

@@ -26,7 +26,7 @@ _CORRECT = "correct the file, or write it with python -m profiles.refresh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkWheel:
-    """The Linux wheels of one distribution, version, machine and extra for CUDA, as one of them says."""
+    """A row of a profile: the Linux wheels of one distribution, version, machine and extra, read from one of them."""
 
     distribution: Text
     """Normalised: `tensorflow-cpu`."""
@@ -59,7 +59,7 @@ class FrameworkWheel:
     keras_inside: Text | None = None
     """Major version of the Keras that is a part of it, where it requires none."""
     stands_for: Text | None = None
-    """The requirement that a wheel without the code brings it by: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
+    """For a wheel without code, the requirement that has it: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
     parts: tuple[str, ...] = ()
     """The other wheels that the row was read from: file name and digest."""
     others: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class FrameworkWheel:
         return f"{self.wheel} (sha256:{self.sha256})"
 
     def cited_for(self, python: str) -> "FrameworkWheel":
-        """The row with the wheel for this minor version of Python as its source, where it has one of its own."""
+        """The row with the wheel for this minor version of Python as the source that is cited, if there is one."""
         own = next((it for it in self.others if f"-cp{python.replace('.', '')}-" in it.partition(" ")[0]), None)
         name, _, digest = (own or self.source).removesuffix(")").partition(" (sha256:")
         return replace(self, wheel=name, sha256=digest)
@@ -344,8 +344,8 @@ class Opener:
     """Normalised: `onnxruntime-gpu`."""
     first: Text
     last: Text
-    cuda: Text
-    """The major version, or as exactly as the wheel says it: `12`, `12.8`."""
+    cuda: str = ""
+    """The major version, or as exactly as the wheel says it: `12`, `12.8`; empty where it says none, or has several."""
     opens: tuple[str, ...] = ()
     """Sonames that it opens or links, without which it does not use the GPU: `libcublas.so.12`."""
     optional: tuple[str, ...] = ()
@@ -354,8 +354,16 @@ class Opener:
     """The framework that its Python imports before it loads a library."""
     preloads: tuple[str, ...] = ()
     """Patterns below site-packages of what its Python opens by path before its own library."""
+    needs_path: bool = False
+    """Whether it finds NVIDIA's wheels by LD_LIBRARY_PATH alone, unless another library has loaded them before."""
+    builds: tuple[str, ...] = ()
+    """The CUDA of PyTorch that it has a build for, where it brings several: `12.6`, or `12` for any 12."""
     cpu: str = ""
     """The distribution that has the same API without CUDA; empty where there is none."""
+    cpu_releases: tuple[str, ...] = ()
+    """The releases of that distribution, in rising order."""
+    gpu_only: bool = False
+    """Whether it does nothing without a GPU, and has no build for the CPU."""
     requires: tuple[str, ...] = ()
     """What it needs of others where METADATA does not say so: `tensorflow==2.15.*`."""
     note: str = ""
@@ -366,6 +374,11 @@ class Opener:
         """Whether it is one of these releases, in the index's own build: one with a local label is another."""
         release = public_version(version) if name == self.distribution and "+" not in version else None
         return release is not None and Version(self.first) <= release <= Version(self.last)
+
+    @property
+    def for_gpu(self) -> bool:
+        """Whether nobody installs it without a GPU in mind."""
+        return self.gpu_only or bool(self.cpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from envbuild.manifest.hardware import Gpu
 from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_accelerator, known_framework
+from envbuild.match.openers import find_opener
 from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.stack import Decision, Variant, VariantChoice
 
@@ -107,7 +108,7 @@ class Run:
 
 
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
-    """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it.
+    """Take from a manifest what matching needs; MatchError where its framework is unknown, or no profile has it.
 
     A run without any framework's distribution used none, unless a framework wrote its model.
     """
@@ -145,7 +146,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
 
 
 def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
-    """The frameworks of a run: its own, and those whose name a distribution of it begins with; else all."""
+    """The frameworks whose profiles a run needs: its own, and any whose name begins a distribution's; all if unsure."""
     own = manifest.framework.name if manifest.framework else None
     names = [canonicalize_name(it.name) for it in manifest.distributions]
     found = tuple(it for it in FRAMEWORKS if it == own or any(name.startswith(it) for name in names))
@@ -205,7 +206,7 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
     pins = {canonicalize_name(it.name) for it in manifest.distributions}
     installed = [it.name for it in profiles.frameworks if it.distributions & pins]
     names = [it.name for it in manifest.frameworks if it.name != "keras"] or installed
-    own = "other commands take the manifest that `envbuild convert` then writes"
+    own = "for commands without that option, write a manifest with `envbuild convert` first"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
         todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
@@ -308,13 +309,16 @@ def normalize_machine(text: str) -> str:
     raise MatchError(what, where="platform.machine", todo="train on, or ask for, one of these machines")
 
 
-def decide_variant(run: Run, choice: VariantChoice) -> Decision:
+def decide_variant(run: Run, choice: VariantChoice, profiles: Profiles) -> Decision:
     """Return what was asked for, else what the run used; MatchError where its record does not tell."""
     if choice != "auto":
         return Decision("variant", choice, "it was asked for", "--variant")
     if run.profile is NO_FRAMEWORK:
         value, reason = ("gpu", "the run saw GPUs") if run.gpus else ("cpu", "no GPU is known of the run")
-        return Decision("variant", value, reason, "manifest: accelerator")
+        openers = (it for name, version in run.pins if (it := find_opener(name, version, profiles)) and it.for_gpu)
+        if not run.gpus_known and (opener := next(openers, None)):
+            value, reason = "gpu", f"the run had {opener.distribution}, which is a build for GPUs"
+        return Decision("variant", value, reason, "manifest: accelerator, distributions")
     evidence = next(_evidence(run), None)
     if evidence is None:
         # The wheel runs with and without a GPU: an image for the wrong one is large, or slow.
@@ -392,7 +396,7 @@ def candidates(run: Run) -> tuple[FrameworkWheel, ...]:
 
 
 def _labelled(run: Run, wheel: FrameworkWheel) -> Iterator[FrameworkWheel]:
-    """Builds that no row has, as the default index has none of them: their CUDA is what the label says."""
+    """Builds with a local label (`+cpu`, `+cu118`), which the default index lacks; the label says which CUDA."""
     if run.profile.name == "torch" and (wheel.cuda or run.label.startswith(CPU_LABEL)):
         label = run.label if run.label.startswith(CPU_LABEL) else CPU_LABEL
         yield _bare(wheel, version=f"{wheel.version}+{label}")
@@ -434,7 +438,7 @@ def _rank(run: Run, wheel: FrameworkWheel) -> tuple[int, ...]:
 
 
 def _faults(run: Run, wheel: FrameworkWheel, variant: Variant) -> tuple[str, ...]:
-    # The run's own distribution stays beside the wheel with its code where it is only a name for that.
+    # The run's own distribution may be an empty package that requires the wheel with the code: then both stay.
     own = (it for it in run.release.wheels if (it.distribution, it.machine) == (run.own, wheel.machine))
     stub = next((it for it in own if it.stands_for == wheel.pin), wheel)
     code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), stub)

@@ -1,10 +1,11 @@
 """Write the profiles from the wheels on the package index, or compare them with the wheels.
 
-    python -m profiles.refresh [FRAMEWORK...] [--check] [--folder DIR]
+    python -m profiles.refresh [NAME...] [--check] [--folder DIR]
 
 Reads METADATA and build information of every release by range requests, from the index that pip or uv is set to. All
-files are written, or none. --check writes nothing and exits with 16 where a release has no row, a row has no release,
-or a row differs from its wheel.
+files are written, or none. NAME is a framework, or openers: the other projects that open CUDA, of which the newest
+patch of each minor release is read (2 GB). --check writes nothing and exits with 16 where a release has no row, a row
+has no release, or a row differs from its wheel.
 """
 
 import argparse
@@ -17,15 +18,18 @@ from envbuild.cli.console import Progress, printable
 from envbuild.errors import EnvbuildError, VerifyError
 from envbuild.files import data_folder, staged_folder
 from envbuild.lock.settings import read_settings
-from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, load_framework
-from profiles.refresh.compare import differences
+from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Opener, load_framework, load_openers
+from profiles.refresh.compare import differences, opener_differences
 from profiles.refresh.index import Index
 from profiles.refresh.jax import read_jax
+from profiles.refresh.openers import read_openers
 from profiles.refresh.rows import Report
 from profiles.refresh.tensorflow import read_tensorflow
-from profiles.refresh.toml import to_toml
+from profiles.refresh.toml import openers_to_toml, to_toml
 from profiles.refresh.torch import read_torch
 
+OPENERS = "openers"
+NAMES = (*FRAMEWORKS, OPENERS)
 READERS: dict[str, Callable[[Index, Report], FrameworkProfile]] = {
     "tensorflow": read_tensorflow,
     "torch": read_torch,
@@ -38,13 +42,13 @@ _MEBI = 1 << 20
 def run(arguments: Sequence[str]) -> int:
     """Run the program; return its exit code, which is that of envbuild's error of this class."""
     parser = argparse.ArgumentParser("python -m profiles.refresh", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK", help=f"{', '.join(FRAMEWORKS)}; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; the frameworks by default")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("--folder", type=Path, default=data_folder("profiles"), help="where the profiles are")
     options = parser.parse_args(arguments)
-    if unknown := set(options.frameworks) - set(FRAMEWORKS):
-        parser.error(f"unknown framework {', '.join(sorted(unknown))}; choose from {', '.join(FRAMEWORKS)}")
-    names = list(dict.fromkeys(options.frameworks or FRAMEWORKS))
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"unknown framework {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    names = list(dict.fromkeys(options.names or FRAMEWORKS))
     try:
         (_check if options.check else _refresh)(names, options.folder)
     except EnvbuildError as error:
@@ -55,7 +59,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _refresh(names: Sequence[str], folder: Path) -> None:
     with Progress() as progress:
-        texts = {profile.name: to_toml(profile) for profile in _read(names, progress)}
+        texts = {
+            name: openers_to_toml(found) if isinstance(found, tuple) else to_toml(found)
+            for name, found in _read(names, progress)
+        }
         with staged_folder(folder) as staged:
             for name, text in texts.items():
                 (staged / f"{name}.toml").write_text(text, "utf-8")
@@ -64,17 +71,24 @@ def _refresh(names: Sequence[str], folder: Path) -> None:
 
 
 def _check(names: Sequence[str], folder: Path) -> None:
-    kept = {name: load_framework(folder, name) for name in names}
+    openers = load_openers(folder) if OPENERS in names else ()
+    kept = {name: load_framework(folder, name) for name in names if name != OPENERS}
     with Progress() as progress:
-        lines = [line for profile in _read(kept, progress) for line in differences(kept[profile.name], profile)]
+        lines = [
+            line
+            for name, found in _read(names, progress)
+            for line in (
+                opener_differences(openers, found) if isinstance(found, tuple) else differences(kept[name], found)
+            )
+        ]
     if lines:
         what = "\n  - ".join((f"the profiles differ from the index in {len(lines)} places", *lines))
         raise VerifyError(what, where=str(folder), todo="review the differences, then run: python -m profiles.refresh")
-    sys.stdout.write(f"{', '.join(kept)}: every release has its rows, and every row matches its wheel\n")
+    sys.stdout.write(f"{', '.join(names)}: every release has its rows, and every row matches its wheel\n")
 
 
-def _read(names: Iterable[str], progress: Progress) -> Iterator[FrameworkProfile]:
-    """Read frameworks one after the other, each in parallel."""
+def _read(names: Iterable[str], progress: Progress) -> Iterator[tuple[str, FrameworkProfile | tuple[Opener, ...]]]:
+    """Read one file's rows after the other, each in parallel."""
     with Index.open(read_settings()) as index:
         for name in names:
             started, before = time.monotonic(), index.received
@@ -86,11 +100,12 @@ def _read(names: Iterable[str], progress: Progress) -> Iterator[FrameworkProfile
                 received = index.received - before
                 progress.progress(name, received, received if done == total else None)
 
-            profile = READERS[name](index, report)
-            rows = sum(len(it.wheels) for it in profile.releases)
+            found = read_openers(index, report) if name == OPENERS else READERS[name](index, report)
+            rows = len(found) if isinstance(found, tuple) else sum(len(it.wheels) for it in found.releases)
+            releases = "" if isinstance(found, tuple) else f"{len(found.releases)} releases, "
             seconds, size = time.monotonic() - started, (index.received - before) / _MEBI
-            progress.note(f"{len(profile.releases)} releases, {rows} rows, {size:.0f} MiB in {seconds:.0f} s")
-            yield profile
+            progress.note(f"{releases}{rows} rows, {size:.0f} MiB in {seconds:.0f} s")
+            yield name, found
 
 
 if __name__ == "__main__":

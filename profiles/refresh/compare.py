@@ -1,11 +1,13 @@
 """A profile that is kept against one that was just read: what is not as the wheels say, field by field."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from typing import TypeVar
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Opener, Release
 
+T = TypeVar("T", FrameworkWheel, Opener)
 _Key = tuple[str, str, str | None]
 _NAMED = frozenset({"distribution", "version", "machine"})
 """What tells rows apart, and so cannot differ."""
@@ -27,6 +29,21 @@ def differences(kept: FrameworkProfile, read: FrameworkProfile) -> tuple[str, ..
     return tuple(found)
 
 
+def opener_differences(kept: Iterable[Opener], read: Iterable[Opener]) -> tuple[str, ...]:
+    """One line for every range of releases that is missing or surplus, and for every field that differs."""
+    before, after = ({(it.distribution, it.first): it for it in rows} for rows in (kept, read))
+    found: list[str] = []
+    for key in sorted(before.keys() | after.keys()):
+        what = f"{key[0]} from {key[1]}"
+        if key not in before:
+            found.append(f"{what}: the wheels differ from those before ({after[key].source}), and it has no row")
+        elif key not in after:
+            found.append(f"{what}: has a row, and no wheels that differ from those before")
+        else:
+            found += _of_row(what, before[key], after[key])
+    return tuple(found)
+
+
 def _of_release(name: str, kept: Release, read: Release) -> Iterator[str]:
     several = _several(kept) | _several(read)
     before, after = _by_key(kept, several), _by_key(read, several)
@@ -43,11 +60,12 @@ def _of_release(name: str, kept: Release, read: Release) -> Iterator[str]:
             yield f"{name}: {field}: {_change(getattr(kept, field), getattr(read, field), 'the index')}"
 
 
-def _of_row(what: str, kept: FrameworkWheel, read: FrameworkWheel) -> Iterator[str]:
-    for field in fields(FrameworkWheel):
+def _of_row(what: str, kept: T, read: T) -> Iterator[str]:
+    where = read.wheel if isinstance(read, FrameworkWheel) else read.source.partition(" ")[0]
+    for field in fields(read):
         before, after = getattr(kept, field.name), getattr(read, field.name)
         if field.name not in _NAMED and before != after:
-            yield f"{what}: {field.name}: {_change(before, after, read.wheel)}"
+            yield f"{what}: {field.name}: {_change(before, after, where)}"
 
 
 def _change(kept: object, read: object, where: str) -> str:

@@ -1,16 +1,33 @@
-"""A framework's profile as TOML for people: one `[[release]]` a version, lists in as few lines as they fit."""
+"""Profiles as TOML for people: one `[[release]]` a version, lists in as few lines as they fit."""
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 
-from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Opener, Release
 
 _WIDTH = 120
+_Value = str | tuple[str, ...] | bool
 _HEADER = """\
 # Made by `python -m profiles.refresh` from the wheels on the package index; do not edit.
 # Each row was read from the wheel that it names (and its parts): METADATA, what it says of its build, and the tags of
 # all files of that release.
 """
+
+
+_OPENERS_HEADER = """\
+# Made by `python -m profiles.refresh openers` from the wheels on the package index; do not edit.
+# Each row was read from the wheel that it names, for x86_64, the newest of its releases: METADATA, what it says of its
+# build, and the names in its shared objects. Not here: lightgbm, whose wheels use the GPU by OpenCL only; flash-attn,
+# which the index has as sources only, so that its CUDA is that of the machine that built it; cudf-cu11 and its like,
+# which the index has no wheels of.
+"""
+
+
+def openers_to_toml(openers: Iterable[Opener]) -> str:
+    """Write the projects beside the frameworks; equal rows give equal text."""
+    rows = ("".join(_lines((field.name, getattr(it, field.name)) for field in fields(it))) for it in openers)
+    return f"{_OPENERS_HEADER}\nschema = {SCHEMA}\n" + "".join(f"\n[[opener]]\n{row}" for row in rows)
 
 
 def to_toml(profile: FrameworkProfile) -> str:
@@ -51,11 +68,13 @@ def _wheel(wheel: FrameworkWheel) -> str:
     )
 
 
-def _lines(rows: Iterable[tuple[str, str | tuple[str, ...] | None]]) -> str:
+def _lines(rows: Iterable[tuple[str, _Value | None]]) -> str:
     return "".join(f"{key} = {_value(key, value)}\n" for key, value in rows if value)
 
 
-def _value(key: str, value: str | tuple[str, ...]) -> str:
+def _value(key: str, value: _Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         return _text(value)
     line = "[" + ", ".join(map(_text, value)) + "]"

@@ -189,19 +189,20 @@ def _findings(
 ) -> Iterator[LoaderFinding]:
     """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed.
 
-    Without a profile nobody knows which objects can be missed: those do not count where another one loads, except those
-    of a second framework.
+    An object can be missed that needs more than its profile lists (a plug-in for TensorRT); where none lists anything,
+    if another object loads, except of a second framework.
     """
-    known = any(it.wheel.name in _FRAMEWORKS for it in losses)
-    some = not known and any(not lost for lost in losses.values())
+    some = any(not lost for lost in losses.values()) and not any(it.wheel.name in _FRAMEWORKS for it in losses)
     found: dict[Kind, dict[Loss, Trial]] = {"broken": {}, "warning": {}, "note": {}}
     for trial, lost in losses.items():
-        names = {it.name for it in lost}
-        own = names - set(trial.opens)
-        if names and posixpath.basename(trial.path) in loaded and (own or names & set(loaded)):
-            kind: Kind = "broken"
-        else:
-            kind = "note" if (names & set(trial.row.optional) if trial.row else some) else "warning"
+        names, row = {it.name for it in lost}, trial.row
+        needs = {it.name for it in lost if it.needed_by == trial.path}
+        listed = row is not None and bool(row.opens or row.optional)
+        missed = not needs <= set(row.opens) if row and listed else some
+        loaded_there = bool(needs - set(trial.opens) or names & set(loaded))
+        kind: Kind = "note" if missed else "warning"
+        if names and posixpath.basename(trial.path) in loaded and loaded_there:
+            kind = "broken"
         found[kind] |= dict.fromkeys(lost, trial)
     for kind, lost_there in found.items():
         if lost_there:

@@ -1,0 +1,95 @@
+"""A run's other projects that open CUDA: their builds for the CPU, their driver, and their way to NVIDIA's wheels."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from envbuild.manifest.packages import is_pep440, name_of
+from envbuild.match.profiles import Driver, FrameworkWheel, Opener, Profiles
+from envbuild.match.stack import Decision
+
+_WHEELS = {"cudart": "cuda-runtime", "cublasLt": "cublas", "nvrtc": "cuda-nvrtc"}
+"""Middle part of the names of NVIDIA's wheels, where it is not the library's own."""
+
+
+class Opened(NamedTuple):
+    """A project in an environment."""
+
+    pin: str
+    """`onnxruntime-gpu==1.22.0`."""
+    row: Opener
+
+    @property
+    def cuda(self) -> str:
+        """The major version that it was built for; empty where that is not known."""
+        return self.row.cuda.partition(".")[0]
+
+
+def find_opener(name: str, version: str, profiles: Profiles) -> Opener | None:
+    """Return what is known of a release; None where nothing is."""
+    return next((it for it in profiles.openers if it.covers(name, version)), None)
+
+
+def find_openers(requirements: Iterable[str], profiles: Profiles) -> tuple[Opened, ...]:
+    """Return the known ones among exact requirements."""
+    pairs = ((name_of(it), it.partition("==")[2]) for it in requirements)
+    return tuple(Opened(f"{name}=={it}", row) for name, it in pairs if (row := find_opener(name, it, profiles)))
+
+
+def cpu_build(row: Opener, version: str) -> str | None:
+    """Return the release of the build for the CPU: the same, else the last before it in its minor version."""
+    own = Version(version)
+    near = [it for it in map(Version, row.cpu_releases) if it.release[:2] == own.release[:2]]
+    before = [it for it in near if it <= own]
+    return str(max(before) if before else min(near)) if near else None
+
+
+def highest_floor(openers: Iterable[Opened], profiles: Profiles) -> tuple[Driver, Opened] | None:
+    """Return the highest of the lowest drivers that projects need, and which of them needs it."""
+    floors = [(row, it) for it in openers for row in profiles.drivers if row.cuda == it.cuda]
+    return max(floors, key=lambda it: Version(it[0].minimum), default=None)
+
+
+def library_folders(opened: Opened, requirements: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders below site-packages in which NVIDIA's wheels of an environment have what a project opens."""
+    names, major = set(map(name_of, requirements)), opened.cuda
+    folders = []
+    for library in (*opened.row.opens, *opened.row.optional):
+        stem = library.partition(".so")[0].removeprefix("lib")
+        wheel = _WHEELS.get(stem, stem.lower())
+        if f"nvidia-{wheel}-cu{major}" in names:
+            folders.append(f"nvidia/{wheel.replace('-', '_')}/lib")
+        elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # whose names and folder have no library's
+            folders.append(f"nvidia/cu{major}/lib")
+    return tuple(dict.fromkeys(folders))
+
+
+def unneeded_of(openers: Iterable[Opened], pins: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the NCCL that projects require everywhere and use with several GPUs only, unless the run had it."""
+    had = {name for name, _ in pins}
+    for it in openers:
+        name = f"nvidia-nccl-cu{it.cuda}"
+        if "libnccl.so.2" in it.row.optional and not it.row.for_gpu and name not in had:
+            yield name
+
+
+def opener_warnings(
+    openers: Iterable[Opened], requirements: Iterable[str], variant: str, torch: FrameworkWheel | None
+) -> Iterator[Decision]:
+    """Yield a warning for what has no build for the variant, and for pairs that do not go together."""
+    pins = {name_of(it): it.partition("==")[2] for it in requirements}
+    for pin, row in openers:
+        if variant == "cpu" and row.gpu_only:
+            reason = "it has no build for the CPU and stays, without NVIDIA's wheels: its import may fail, and what it "
+            reason += f"computes does; where the model does without, leave it out by --drop {row.distribution}"
+            yield Decision("gpu only", pin, reason, row.source, warning=True)
+        for text in row.requires:
+            version, name = pins.get(name_of(text), ""), name_of(text)
+            if is_pep440(version) and not Requirement(text).specifier.contains(version, prereleases=True):
+                reason = f"{pin} needs {text}; the run had this version all the same, and the image keeps it"
+                yield Decision("pair", f"{name}=={version}", reason, row.source, warning=True)
+        if torch and torch.cuda and row.builds and not any(f"{torch.cuda}.".startswith(f"{it}.") for it in row.builds):
+            reason = f"it has builds for CUDA {', '.join(row.builds)}, and {torch.pin} has {torch.cuda}: it does not "
+            yield Decision("pair", pin, f"{reason}use the GPU beside it", row.source, warning=True)
