@@ -25,10 +25,11 @@ from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.layers import WheelFiles
 from tests.unit.compiling import MINOR, locked, recipe_of
+from tests.unit.loader_images import Made
 from tests.unit.loading import MACHINE
 from tests.unit.test_bytecode_interpreter import base_of
 from tests.unit.test_from_manifest import manifest_of
-from tests.unit.test_loader_proof import Made, tensorflow, whole, without
+from tests.unit.test_loader_proof import tensorflow, whole, without
 from tests.unit.test_verify import EVIL, with_layer
 
 GPU = {"kind": "nvidia", "gpus": [{"name": "Tesla T4", "memory_bytes": 16 << 30, "compute_capability": "7.5"}]}
