@@ -137,6 +137,8 @@ class Judged:
     """The names that each does not find."""
     stubs: Mapping[str, tuple[str, str]]
     """RPATH and RUNPATH of the objects that open others by name."""
+    winners: Mapping[str, LockedWheel]
+    """Whose file the image has of paths that several wheels install, below site-packages."""
     variables: Mapping[str, str]
 
 
@@ -151,9 +153,10 @@ def judge(it: Environment, lock: Lock, base: Base, wheels: Mapping[Digest, Path]
         trials = (*find_trials(image, read_objects(image, "")), *framework_trials(image, stack))
         tried = {trial: tuple(loss.name for loss in try_opening(image, trial)) for trial in trials}
         elfs = {trial.path: image.read(trial.path) for trial in trials if trial.opens}
+        winners = {overlap.path.partition("site-packages/")[2]: overlap.winner for overlap in files.overlaps}
         files.keep()
     stubs = {path: (elf.rpath, elf.runpath) for path, elf in elfs.items() if elf}
-    return Judged(proof=proof, trials=tried, stubs=stubs, variables=image.variables)
+    return Judged(proof=proof, trials=tried, stubs=stubs, winners=winners, variables=image.variables)
 
 
 def framework_trials(image: PlannedImage, stack: Stack) -> Iterator[Trial]:
@@ -231,14 +234,12 @@ class Loading:
     python: str
     unpacked: Unpacked
 
-    def ask(
-        self, judged: Judged, lock: Lock, wheels: Mapping[Digest, Path], winners: Mapping[str, LockedWheel]
-    ) -> list[tuple[str | None, list[str]]]:
+    def ask(self, judged: Judged, lock: Lock, wheels: Mapping[Digest, Path]) -> list[tuple[str | None, list[str]]]:
         """What the loader says of each trial, in the order of the trials."""
         tree = self.folder / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         places = {wheel.sha256: self.unpacked.of(wheel, wheels[wheel.sha256]) for wheel in lock.wheels}
-        make_tree(tree, lock, places, winners)
+        make_tree(tree, lock, places, judged.winners)
         for name in _DRIVERS:
             shutil.copy(tree / "driver" / name, self.root / "usr/lib/x86_64-linux-gnu" / name)
         wanted: dict[tuple[tuple[str, str], ...], list[object]] = {}
@@ -308,7 +309,7 @@ def check(it: Environment, base: Base, lock: Lock, place: "Loading | None") -> b
     proven = time.monotonic() - started
     wrong, symbols = list[str](), 0
     if place:
-        answers = place.ask(judged, lock, wheels, winners_of(it, lock, base, wheels))
+        answers = place.ask(judged, lock, wheels)
         pairs = zip(judged.trials.items(), answers, strict=True)
         wrong = [f"{trial.path}: {text}" for (trial, ours), theirs in pairs if (text := compare(ours, theirs))]
         symbols = sum("undefined symbol" in f"{lost}" for lost, _ in answers)
@@ -327,13 +328,6 @@ def check(it: Environment, base: Base, lock: Lock, place: "Loading | None") -> b
     for text in (*wrong[:8], *false, *(f"{alarm.kind}: {alarm}; {alarm.todo}" for alarm in alarms)):
         print(f"          {text}", flush=True)
     return not wrong and not false
-
-
-def winners_of(it: Environment, lock: Lock, base: Base, wheels: Mapping[Digest, Path]) -> Mapping[str, LockedWheel]:
-    """Whose file the image has of paths that several wheels install, below site-packages."""
-    with ExitStack() as opened:
-        files = WheelFiles(make_recipe(stack_of(it, lock), lock, base), wheels, cache_folder() / "loading", opened)
-        return {overlap.path.partition("site-packages/")[2]: overlap.winner for overlap in files.overlaps}
 
 
 def main() -> int:

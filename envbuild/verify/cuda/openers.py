@@ -187,27 +187,33 @@ def _users(image: PlannedImage, objects: Objects, trial: Trial) -> Iterator[Tria
 def _findings(
     image: PlannedImage, losses: Mapping[Trial, Sequence[Loss]], loaded: Collection[str]
 ) -> Iterator[LoaderFinding]:
-    """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed.
-
-    An object can be missed that needs more than its profile lists (a plug-in for TensorRT); where none lists anything,
-    if another object loads, except of a second framework.
-    """
+    """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed."""
     some = any(not lost for lost in losses.values()) and not any(it.wheel.name in _FRAMEWORKS for it in losses)
     found: dict[Kind, dict[Loss, Trial]] = {"broken": {}, "warning": {}, "note": {}}
     for trial, lost in losses.items():
-        names, row = {it.name for it in lost}, trial.row
-        needs = {it.name for it in lost if it.needed_by == trial.path}
-        listed = row is not None and bool(row.opens or row.optional)
-        missed = not needs <= set(row.opens) if row and listed else some
-        loaded_there = bool(needs - set(trial.opens) or names & set(loaded))
-        kind: Kind = "note" if missed else "warning"
-        if names and posixpath.basename(trial.path) in loaded and loaded_there:
+        names, files = {it.name for it in lost}, image.wheels.files
+        others = (it for it in lost if not ((file := files.get(it.needed_by[1:])) and image.is_nvidia(file.wheel.name)))
+        own = {it.name for it in others}
+        kind: Kind = "note" if _can_be_missed(trial.row, own, some=some) else "warning"
+        if posixpath.basename(trial.path) in loaded and (own - set(trial.opens) or names & set(loaded)):
             kind = "broken"
         found[kind] |= dict.fromkeys(lost, trial)
     for kind, lost_there in found.items():
         if lost_there:
             yield _finding(image, kind, lost_there)
             return
+
+
+def _can_be_missed(row: Opener | None, needs: set[str], *, some: bool) -> bool:
+    """Whether an object that lacks these is a part that few use.
+
+    It is if it needs more than CUDA (FFmpeg), or more of it than the profile lists (TensorRT); where no profile lists
+    anything, if another object loads.
+    """
+    cuda = {it for it in needs if _is_cuda(it)}
+    if any(not any(known.fullmatch(it) for known in _FRAMEWORKS.values()) for it in needs - cuda):
+        return True
+    return not cuda <= set(row.opens) if row and (row.opens or row.optional) else some
 
 
 def _finding(image: PlannedImage, kind: Kind, losses: Mapping[Loss, Trial]) -> LoaderFinding:
