@@ -12,7 +12,7 @@ from envbuild.cli.options import AsJson, CudaSource, Set, VariantName
 
 if TYPE_CHECKING:
     from envbuild.match.match import ReleaseStack
-    from envbuild.match.profiles import FrameworkWheel
+    from envbuild.match.profiles import Driver, FrameworkWheel, Opener
 
 app = App(help="List the known releases of the frameworks, or show the stack of one.")
 FrameworkName = Literal["tensorflow", "torch", "jax"]
@@ -66,20 +66,37 @@ def show(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an image of a release gets: each value with its reason and its source."""
+    """Show what an image of a release gets: each value with its reason and its source.
+
+    Of another project that opens CUDA, such as onnxruntime-gpu, show what is known of the release.
+    """
     from envbuild.files import data_folder
     from envbuild.match.match import MatchOptions, show_release
+    from envbuild.match.openers import show_opener
     from envbuild.match.profiles import load_profiles
     from envbuild.match.stack import pairs_of, read_overrides
 
+    if shown_opener := show_opener(release, profiles := load_profiles(folder or data_folder("profiles"))):
+        _print_opener(*shown_opener, as_json=as_json)
+        return
     overrides = read_overrides(pairs_of(set_ or ()))
     options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=overrides)
-    profiles = load_profiles(folder or data_folder("profiles"))
     shown = show_release(release, profiles, options, python=python, machine=platform, gpus=tuple(gpu or ()))
     if as_json:
         typer.echo(json.dumps(_json_of(shown), indent=2))
     else:
         _print_shown(shown)
+
+
+def _print_opener(row: "Opener", driver: "Driver | None", *, as_json: bool) -> None:
+    """What is known of another project that opens CUDA."""
+    known = {key: value for key, value in asdict(row).items() if value} | ({"driver": driver.minimum} if driver else {})
+    if as_json:
+        typer.echo(json.dumps(known, indent=2))
+        return
+    for key, value in known.items():
+        text = ", ".join(value) if isinstance(value, tuple) else "yes" if value is True else value
+        typer.echo(f"{key.replace('_', ' ')}: {text}")
 
 
 def _json_of(shown: "ReleaseStack") -> dict[str, Any]:

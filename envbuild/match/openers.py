@@ -6,6 +6,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from envbuild.errors import MatchError
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.match.profiles import Driver, FrameworkWheel, Opener, Profiles
 from envbuild.match.stack import Decision
@@ -30,6 +31,26 @@ class Opened(NamedTuple):
 def find_opener(name: str, version: str, profiles: Profiles) -> Opener | None:
     """Return what is known of a release; None where nothing is."""
     return next((it for it in profiles.openers if it.covers(name, version)), None)
+
+
+def show_opener(text: str, profiles: Profiles) -> tuple[Opener, Driver | None] | None:
+    """Return the row of `NAME==VERSION` and the lowest driver; None for a project without rows.
+
+    MatchError where the project has rows, and none for this release.
+    """
+    name, version = name_of(text), text.partition("==")[2]
+    rows = [it for it in profiles.openers if it.distribution == name]
+    if not rows:
+        return None
+    row = find_opener(name, version, profiles)
+    if row is None:
+        known = ", ".join(f"{it.first} to {it.last}" for it in rows)
+        todo = (
+            f"give one of them as {name}==VERSION; in the repository, python -m profiles.refresh openers adds new ones"
+        )
+        raise MatchError(f"no profile knows {text}; the known releases are {known}", where=text, todo=todo)
+    floor = highest_floor([Opened(text, row)], profiles)
+    return row, floor[0] if floor else None
 
 
 def find_openers(requirements: Iterable[str], profiles: Profiles) -> tuple[Opened, ...]:
@@ -61,7 +82,7 @@ def library_folders(opened: Opened, requirements: Iterable[str]) -> tuple[str, .
         wheel = _WHEELS.get(stem, stem.lower())
         if f"nvidia-{wheel}-cu{major}" in names:
             folders.append(f"nvidia/{wheel.replace('-', '_')}/lib")
-        elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # whose names and folder have no library's
+        elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # from CUDA 13 on they share a folder
             folders.append(f"nvidia/cu{major}/lib")
     return tuple(dict.fromkeys(folders))
 
@@ -82,8 +103,8 @@ def opener_warnings(
     pins = {name_of(it): it.partition("==")[2] for it in requirements}
     for pin, row in openers:
         if variant == "cpu" and row.gpu_only:
-            reason = "it has no build for the CPU and stays, without NVIDIA's wheels: its import may fail, and what it "
-            reason += f"computes does; where the model does without, leave it out by --drop {row.distribution}"
+            reason = "it has no build for the CPU and stays: without a GPU its import may fail, and what it computes "
+            reason += f"fails; where the model does without, leave it out by --drop {row.distribution}"
             yield Decision("gpu only", pin, reason, row.source, warning=True)
         for text in row.requires:
             version, name = pins.get(name_of(text), ""), name_of(text)

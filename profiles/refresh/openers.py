@@ -176,14 +176,15 @@ def _read(index: Index, wheel: _Wheel) -> Opener:
     project, version = wheel.project, wheel.version
     with remote_wheel(index, wheel.library) as archive:
         names = _opened(archive, project.objects)
-        preloads, builds = _preloads(archive, names), _builds(archive)
+        suffix = re.search(r"-cu(?:da)?(\d+)", project.name)
+        also = {it.format(cuda=suffix[1]) for it in project.also} if suffix else set[str]()
+        preloads, builds = _preloads(archive, names | also), _builds(archive)
         exact = _cuda_version(archive, project.name.replace("-", "_"))
         metadata = read_metadata(archive)
     if project.library:
         with remote_wheel(index, wheel.file) as archive:
             metadata = read_metadata(archive)
     required = {canonicalize_name(it.name) for it in metadata.requirements}
-    suffix = re.search(r"-cu(?:da)?(\d+)", project.name)
     numbers = {match[2] for it in names if (match := _OF_TOOLKIT.fullmatch(it))}
     nccl = (it.rpartition("cu")[2] for it in required if it.startswith("nvidia-nccl-cu"))
     cuda = exact or (suffix and suffix[1]) or max(numbers, key=int, default="") or next(nccl, "")

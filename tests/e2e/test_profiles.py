@@ -40,6 +40,11 @@ def test_every_release_has_its_rows_and_of_all_rows_only_the_changed_one_differs
     assert "torch 2.11.0, torch for x86_64: cuda: the profile says 13.1, torch-2.11.0-" in wrong[0]
 
 
+@pytest.mark.slow
+def test_every_row_of_the_projects_that_open_cuda_matches_its_wheel():
+    assert "every row matches its wheel" in refresh("openers", "--check").stdout
+
+
 def libraries(index: Index, requirement: str) -> set[str]:
     """The files of the exact wheel for Linux x86_64, by their names."""
     name, version = Requirement(requirement).name, requirement.partition("==")[2]
