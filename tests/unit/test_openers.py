@@ -144,6 +144,11 @@ def test_what_is_opened_by_name_alone_is_judged_by_its_profile(tmp_path):
     )
     rows = (row(opens=("libcublas.so.12",)),)
     assert image(boost, *CUDA_12, rows=rows).prove(tmp_path).findings == ()
+    some = image(boost, rows=(row(opens=("libcublas.so.12",), optional=("libnccl.so.2",)),)).prove(tmp_path)
+    [warning] = some.warnings
+    assert "libnccl" not in warning.says
+    lacking = image(boost, *CUDA_12, rows=(row(optional=("libnccl.so.2",)),)).prove(tmp_path)
+    assert "libnccl.so.2 is nowhere in the image; a part of the project" in lacking.notes[0].says
     [warning] = image(boost, rows=rows).prove(tmp_path).warnings
     assert "some/lib/libboost.so needs libcublas.so.12" in warning.says
     assert image(boost).prove(tmp_path).summary == "no framework is a CPU build and opens no CUDA library"

@@ -113,7 +113,7 @@ def find_trials(image: PlannedImage, objects: Objects) -> tuple[Trial, ...]:
         row = next((it for it in image.profiles.openers if it.covers(wheel.name, wheel.version)), None)
         linked = [path for path, elf in objects[wheel].items() if any(map(_is_cuda, elf.needed))]
         needed = {name for path in linked for name in objects[wheel][path].needed}
-        opens = tuple(name for name in row.opens if name not in needed) if row else ()
+        opens = tuple(name for name in (*row.opens, *row.optional) if name not in needed) if row else ()
         before = _before(image, objects[wheel], row) if linked or opens else ()
         paths = linked or (objects[wheel] if opens else ())
         trials += [Trial(wheel=wheel, path=path, before=before, opens=opens, row=row) for path in paths]
@@ -190,14 +190,16 @@ def _findings(
     """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed."""
     some = any(not lost for lost in losses.values()) and not any(it.wheel.name in _FRAMEWORKS for it in losses)
     found: dict[Kind, dict[Loss, Trial]] = {"broken": {}, "warning": {}, "note": {}}
+    files = image.wheels.files
     for trial, lost in losses.items():
-        names, files = {it.name for it in lost}, image.wheels.files
-        others = (it for it in lost if not ((file := files.get(it.needed_by[1:])) and image.is_nvidia(file.wheel.name)))
-        own = {it.name for it in others}
-        kind: Kind = "note" if _can_be_missed(trial.row, own, some=some) else "warning"
-        if posixpath.basename(trial.path) in loaded and (own - set(trial.opens) or names & set(loaded)):
-            kind = "broken"
-        found[kind] |= dict.fromkeys(lost, trial)
+        linked = [it for it in lost if it.name not in trial.opens]
+        for group in (linked, *([it] for it in lost if it.name in trial.opens)):
+            owners = {it: files.get(it.needed_by[1:]) for it in group}
+            own = {it.name for it, file in owners.items() if not (file and image.is_nvidia(file.wheel.name))}
+            kind: Kind = "note" if _can_be_missed(trial.row, own, some=some) else "warning"
+            if posixpath.basename(trial.path) in loaded and (group is linked or group[0].name in loaded):
+                kind = "broken"
+            found[kind] |= dict.fromkeys(group, trial)
     for kind, lost_there in found.items():
         if lost_there:
             yield _finding(image, kind, lost_there)
@@ -213,7 +215,9 @@ def _can_be_missed(row: Opener | None, needs: set[str], *, some: bool) -> bool:
     cuda = {it for it in needs if _is_cuda(it)}
     if any(not any(known.fullmatch(it) for known in _FRAMEWORKS.values()) for it in needs - cuda):
         return True
-    return not cuda <= set(row.opens) if row and (row.opens or row.optional) else some
+    if row and row.opens:
+        return not cuda <= set(row.opens)
+    return bool(cuda) and cuda <= set(row.optional) if row and row.optional else some
 
 
 def _finding(image: PlannedImage, kind: Kind, losses: Mapping[Loss, Trial]) -> LoaderFinding:
