@@ -193,7 +193,9 @@ def _read(index: Index, wheel: _Wheel) -> Opener:
     names = {it for it in names if not (match := _OF_TOOLKIT.fullmatch(it)) or match[2] == major}
     known = {*map(_stem, names)}
     names |= {it.format(cuda=major) for it in project.also if _stem(it) not in known}
-    optional = {it for it in names if re.fullmatch(project.optional, _stem(it))}
+    # What CuPy's Python opens by path, it opens when a function first needs it; the import takes NVRTC alone.
+    lazy = {it.rpartition("/")[2] for it in preloads} - also if also else set[str]()
+    optional = {it for it in names if it in lazy or re.fullmatch(project.optional, _stem(it))}
     pair = re.match(r"[\w-]+", project.pair)
     paired = not pair or any(pair[0] == it for it in required)
     minor = ".".join(map(str, version.release[:2]))

@@ -137,6 +137,17 @@ def test_a_profile_says_what_is_imported_or_opened_before(tmp_path):
     assert image(runtime(), wheel("torch", TORCH), *CUDA_12, rows=(after,)).prove(tmp_path).findings == ()
 
 
+def test_what_rapids_python_opens_by_path_is_loaded_before(tmp_path):
+    """`load.py` of a package opens what lies in its lib64, after its dependencies."""
+    inner = {"inner/load.py": "", "inner/lib64/libinner.so": elf("libinner.so", "libcudart.so.12")}
+    outer = {"outer/load.py": "", "outer/lib64/libouter.so": elf("libouter.so", "libinner.so", "libcudart.so.12")}
+    user = {"user/_C.so": elf("_C.so", "libouter.so", "libcudart.so.12")}
+    wheels = [wheel(name, files) for name, files in (("inner", inner), ("outer", outer), ("user", user))]
+    assert image(*wheels, *CUDA_12, variables=SET).prove(tmp_path).findings == ()
+    wheels[1] = wheel("outer", {name: data for name, data in outer.items() if "load.py" not in name})
+    assert "libouter.so lies in outer/lib64" in image(*wheels, *CUDA_12, variables=SET).prove(tmp_path).notes[0].says
+
+
 def test_what_is_opened_by_name_alone_is_judged_by_its_profile(tmp_path):
     """As XGBoost opens libnccl.so.2."""
     boost = wheel(

@@ -135,7 +135,25 @@ def _before(image: PlannedImage, objects: Mapping[str, Elf], row: Opener | None)
     patterns = [f"{site[1:]}/{it}" for it in row.preloads] if row else []
     paths = (f"/{path}" for it in patterns for path in sorted(files) if fnmatchcase(path, it))
     imported = (it for name in frameworks for it in loaded_before(name, site, files))
-    return (*imported, *(Opening(name=path) for path in paths))
+    return (*imported, *(Opening(name=path) for path in (*paths, *_loaded_by_path(image, needed))))
+
+
+def _loaded_by_path(image: PlannedImage, needed: Iterable[str]) -> tuple[str, ...]:
+    """What RAPIDS' Python opens by path, dependencies first: a package's `load.py` opens what lies in its lib64."""
+    files, paths, found = image.wheels.files, dict[str, str](), dict[str, None]()
+    for path in files:
+        package, _, name = path.rpartition("/lib64/")
+        if package and f"{package}/load.py" in files and LIBRARY.fullmatch(name):
+            paths[name] = f"/{path}"
+
+    def visit(names: Iterable[str]) -> None:
+        for path in (paths[it] for it in names if it in paths and paths[it] not in found):
+            found[path] = None
+            visit(elf.needed if (elf := image.read(path)) else ())
+            found[path] = found.pop(path)  # to the end, after what it needs
+
+    visit(sorted(needed))
+    return tuple(found)
 
 
 def try_opening(image: PlannedImage, trial: Trial) -> tuple[Loss, ...]:
