@@ -139,9 +139,15 @@ def test_a_profile_says_what_is_imported_or_opened_before(tmp_path):
 
 def test_what_rapids_python_opens_by_path_is_loaded_before(tmp_path):
     """`load.py` of a package opens what lies in its lib64, after its dependencies."""
-    inner = {"inner/load.py": "", "inner/lib64/libinner.so": elf("libinner.so", "libcudart.so.12")}
-    outer = {"outer/load.py": "", "outer/lib64/libouter.so": elf("libouter.so", "libinner.so", "libcudart.so.12")}
-    user = {"user/_C.so": elf("_C.so", "libouter.so", "libcudart.so.12")}
+    inner: dict[str, str | bytes] = {
+        "inner/load.py": "",
+        "inner/lib64/libinner.so": elf("libinner.so", "libcudart.so.12"),
+    }
+    outer: dict[str, str | bytes] = {
+        "outer/load.py": "",
+        "outer/lib64/libouter.so": elf("libouter.so", "libinner.so", "libcudart.so.12"),
+    }
+    user: dict[str, str | bytes] = {"user/_C.so": elf("_C.so", "libouter.so", "libcudart.so.12")}
     wheels = [wheel(name, files) for name, files in (("inner", inner), ("outer", outer), ("user", user))]
     assert image(*wheels, *CUDA_12, variables=SET).prove(tmp_path).findings == ()
     wheels[1] = wheel("outer", {name: data for name, data in outer.items() if "load.py" not in name})
