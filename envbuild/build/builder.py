@@ -106,28 +106,33 @@ class Builder(ABC):
 
     @property
     def loading_key(self) -> Digest:
-        """The key under which this machine remembers that the framework finds its CUDA libraries (the loader proof)."""
-        return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
+        """The key under which this machine remembers that all openers of CUDA find its libraries (the loader proof)."""
+        return Digest.of(canonical_json(["loader proof of all openers", str(self.recipe.environment)]))
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
-        return self.plan.stack.cuda is None or cache.local_note(self.loading_key, bool) is True
+        stack, wheels = self.plan.stack, ((it.name, it.version) for it in self.recipe.wheels)
+        needed = stack.cuda is not None or self.plan.profiles.may_open_cuda(stack.variant, wheels)
+        return not needed or cache.local_note(self.loading_key, bool) is True
 
     def prove_loading(self, cache: LayerCache, downloads: Downloads) -> None:
-        """Raise VerifyError if the framework would not find its CUDA libraries in the image."""
+        """Raise VerifyError if what the run used of CUDA would not be found in the image; warn of other openers."""
         if self.is_loading_proven(cache):
             return
         from envbuild.verify.cuda.loader import prove_loading  # noqa: PLC0415 - pyelftools is slow to import
 
         self.report.step("looking for CUDA's libraries as the loader does")
         wheels = {wheel.sha256: downloads.path(wheel) for wheel in self.recipe.wheels}
-        place = self.request.cache / "loading"
-        found = prove_loading(self.plan.stack, self.recipe, self.base, wheels, self.plan.profiles, place)
+        plan, place = self.plan, self.request.cache / "loading"
+        found = prove_loading(plan.stack, self.recipe, self.base, wheels, plan.profiles, place, plan.manifest.native)
         found.require()
         self.report.note(found.summary)
         for note in found.notes:
             self.report.note(str(note))
-        cache.store_note(self.loading_key, value=True, share=False)
+        for it in found.warnings:
+            self.report.warn(f"{it}; {it.todo}" if it.todo else str(it))
+        if not found.warnings:  # which another run's record may turn into faults
+            cache.store_note(self.loading_key, value=True, share=False)
 
     def try_imports(
         self, locked: LockResult, image: Image | None, settings: IndexSettings, place: "Place | None" = None

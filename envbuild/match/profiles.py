@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -439,6 +439,14 @@ class Profiles:
         pythons = ((self.python_image.format(python="*", suite=it.name), it.glibc) for it in self.suites)
         cuda = ((it.image, it.glibc) for it in self.bases)
         return next((glibc for name, glibc in (*pythons, *cuda) if fnmatchcase(image, name)), None)
+
+    def may_open_cuda(self, variant: str, wheels: Iterable[tuple[str, str]]) -> bool:
+        """Whether a wheel for a GPU, by normalised name and version, is NVIDIA's or is known to open CUDA."""
+        return variant == "gpu" and any(
+            any(fnmatchcase(name, it) for it in self.nvidia_wheels)
+            or any(it.covers(name, version) for it in self.openers)
+            for name, version in wheels
+        )
 
 
 def public_version(text: str) -> Version | None:

@@ -34,8 +34,8 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
 from envbuild.recipe import USER, Base, Recipe, make_recipe
 from envbuild.report import Reporter
-from envbuild.verify.cuda.loader import prove_loading
-from envbuild.verify.findings import Finding, compare_values
+from envbuild.verify.cuda.loader import LoaderProof, prove_loading
+from envbuild.verify.findings import Finding, Severity, compare_values
 
 _SHOWN = 5
 """Layers of others that are shown."""
@@ -106,9 +106,11 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
         return
     yield from _config_findings(subject, recipe)
     stack, profiles = match_run(inquiry.run, recipe) if inquiry.run else (None, None)
-    if stack:
+    proving = False
+    if stack and profiles:
         yield _stack_finding(subject, recipe, stack)
-    proving = stack is not None and stack.cuda is not None
+        wheels_there = ((it.name, it.version) for it in recipe.wheels)
+        proving = stack.cuda is not None or profiles.may_open_cuda(stack.variant, wheels_there)
     if not (inquiry.deep or proving):
         return
 
@@ -120,16 +122,21 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
             again = _assemble_again(recipe, subject.base, downloads, folder, report, inquiry.cache)
             yield from _layer_findings(subject, recipe, again)
             yield from _blob_findings(inquiry.image)
-        if stack and profiles and proving:
+        if inquiry.run and stack and profiles and proving:
             report.step("looking for CUDA's libraries as the loader does")
-            wheels = {wheel.sha256: downloads.path(wheel) for wheel in recipe.wheels}
-            proof = prove_loading(stack, recipe, subject.base, wheels, profiles, folder / "loading")
-            yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
-            for it in proof.faults:
-                says = f"{it}{f'; {it.todo}' if it.todo else ''}"
-                yield Finding(about="loader", agrees=False, says=says, found=it.path)
-            for it in proof.notes:
-                report.note(str(it))
+            paths = {wheel.sha256: downloads.path(wheel) for wheel in recipe.wheels}
+            native = read_manifest(inquiry.run.manifest, inquiry.run.name).native
+            proof = prove_loading(stack, recipe, subject.base, paths, profiles, folder / "loading", native)
+            yield from _loader_findings(proof, report)
+
+
+def _loader_findings(proof: LoaderProof, report: Reporter) -> Iterator[Finding]:
+    yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
+    for it in (*proof.faults, *proof.warnings):
+        says, severity = f"{it}{f'; {it.todo}' if it.todo else ''}", "warning" if it in proof.warnings else "error"
+        yield Finding(about="loader", agrees=False, severity=cast("Severity", severity), says=says, found=it.path)
+    for it in proof.notes:
+        report.note(str(it))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

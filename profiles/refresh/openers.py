@@ -176,14 +176,15 @@ def _read(index: Index, wheel: _Wheel) -> Opener:
     project, version = wheel.project, wheel.version
     with remote_wheel(index, wheel.library) as archive:
         names = _opened(archive, project.objects)
-        preloads, builds = _preloads(archive, names), _builds(archive)
+        suffix = re.search(r"-cu(?:da)?(\d+)", project.name)
+        also = {it.format(cuda=suffix[1]) for it in project.also} if suffix else set[str]()
+        preloads, builds = _preloads(archive, names | also), _builds(archive)
         exact = _cuda_version(archive, project.name.replace("-", "_"))
         metadata = read_metadata(archive)
     if project.library:
         with remote_wheel(index, wheel.file) as archive:
             metadata = read_metadata(archive)
     required = {canonicalize_name(it.name) for it in metadata.requirements}
-    suffix = re.search(r"-cu(?:da)?(\d+)", project.name)
     numbers = {match[2] for it in names if (match := _OF_TOOLKIT.fullmatch(it))}
     nccl = (it.rpartition("cu")[2] for it in required if it.startswith("nvidia-nccl-cu"))
     cuda = exact or (suffix and suffix[1]) or max(numbers, key=int, default="") or next(nccl, "")
@@ -192,7 +193,9 @@ def _read(index: Index, wheel: _Wheel) -> Opener:
     names = {it for it in names if not (match := _OF_TOOLKIT.fullmatch(it)) or match[2] == major}
     known = {*map(_stem, names)}
     names |= {it.format(cuda=major) for it in project.also if _stem(it) not in known}
-    optional = {it for it in names if re.fullmatch(project.optional, _stem(it))}
+    # What CuPy's Python opens by path, it opens when a function first needs it; the import takes NVRTC alone.
+    lazy = {it.rpartition("/")[2] for it in preloads} - also if also else set[str]()
+    optional = {it for it in names if it in lazy or re.fullmatch(project.optional, _stem(it))}
     pair = re.match(r"[\w-]+", project.pair)
     paired = not pair or any(pair[0] == it for it in required)
     minor = ".".join(map(str, version.release[:2]))

@@ -29,7 +29,8 @@ from envbuild.registry.push import push
 from envbuild.report import SILENT
 from envbuild.verify.cuda.files import PlannedImage, framework_wheel, plan_image, read_base_files
 from envbuild.verify.cuda.files import WheelFiles as InstalledFiles
-from envbuild.verify.cuda.loader import CUDA, LoaderProof, prove_loading
+from envbuild.verify.cuda.loader import LoaderProof, prove_loading
+from envbuild.verify.cuda.openings import CUDA
 from tests.e2e import parts, services
 from tests.layers import WheelFiles
 
@@ -119,7 +120,7 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
     with ExitStack() as opened:
         shelf = InstalledFiles(recipe, wheels, folder / "facts", opened)
         ground = read_base_files(base, folder / "facts")
-        case = plan_image(stack, framework_wheel(stack, PROFILES), recipe, base, PROFILES, ground, shelf)
+        case = plan_image(recipe, base, PROFILES, ground, shelf)
         paths = sorted(f"/{it}" for it in shelf.files if ".so" in posixpath.basename(it) and not it.endswith(".py"))
         ours = {path: told(case, path, base.python_path) for path in paths}
     (folder / "load.py").write_text(LOAD)
@@ -145,8 +146,8 @@ def test_every_library_of_real_wheels_loads_what_we_say_in_a_real_container(base
 
 def told(case: PlannedImage, path: str, program: str) -> tuple[tuple[str, ...], set[str]]:
     """What is missing for a library, and all that is loaded in the end."""
-    process = case.process()
-    assert process.start(program) == ()
+    process, missing = case.process()
+    assert missing == ()
     lost = process.open(path, process.program)[1]
     return tuple(it.name for it in lost), {it.real for it in process.loaded if it.real} - {program}
 

@@ -2,10 +2,7 @@
 
 import io
 import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,40 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.errors import VerifyError, WheelError
-from envbuild.files import data_folder
-from envbuild.lock.model import Lock, LockedWheel, Target
-from envbuild.match.profiles import load_profiles
-from envbuild.match.stack import Stack
-from envbuild.oci.digest import Digest
+from envbuild.lock.model import Lock, Target
 from envbuild.recipe import Base, make_recipe
 from envbuild.verify.cuda.files import MemberFile, framework_wheel
-from envbuild.verify.cuda.loader import LoaderProof, openings, prove_loading
+from envbuild.verify.cuda.loader import prove_loading
+from envbuild.verify.cuda.openings import openings
 from envbuild.verify.cuda.process import read_elf
 from envbuild.wheel.archive import WheelArchive
 from tests.fakes.trees import image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
-from tests.unit.loading import MACHINE, library
-
-SITE = "/opt/env/lib/python3.11/site-packages"
-PROFILES = load_profiles(data_folder("profiles"))
-TAG = f"py3-none-manylinux_2_17_{MACHINE}"
-
-
-@cache
-def elf(soname: str, *needs: str, runpath: str = "", rpath: str = "") -> bytes:
-    """The bytes of a library that needs others by soname."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stubs = [library(folder / "stubs" / it, flags=["-nostdlib"], source="") for it in needs]
-        made = library(folder / soname, stubs, runpath=runpath, rpath=rpath, flags=["-nostdlib"], source="")
-        return made.read_bytes()
-
-
-def nvidia(name: str, version: str, files: Mapping[str, bytes]) -> FakeWheel:
-    return make_wheel(
-        name, version, {f"nvidia/{path}": data for path, data in files.items()}, tags=[TAG], purelib=False
-    )
-
+from tests.unit.loader_images import BASE_FILES, PROFILES, SITE, TAG, Made, elf, names, nvidia
+from tests.unit.loading import MACHINE
 
 FOUND_BY = ("cuda_runtime", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 
@@ -87,56 +61,6 @@ def cuda_wheels() -> dict[str, FakeWheel]:
     return {wheel.filename.partition("-")[0].removeprefix("nvidia_"): wheel for wheel in found}
 
 
-BASE_FILES = {
-    "lib": "-> usr/lib",
-    "usr/bin/python3.11": elf("python3.11", "libc.so.6", "ld-linux-x86-64.so.2"),
-    f"usr/lib/{MACHINE}-linux-gnu/libc.so.6": elf("libc.so.6", "ld-linux-x86-64.so.2"),
-    f"usr/lib/{MACHINE}-linux-gnu/libz.so.1": "-> libz.so.1.2.13",
-    f"usr/lib/{MACHINE}-linux-gnu/libz.so.1.2.13": elf("libz.so.1", "libc.so.6"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """What an image is made of."""
-
-    wheels: Sequence[FakeWheel]
-    files: Mapping[str, object] = field(default_factory=lambda: BASE_FILES)
-    env: Sequence[str] = ("PATH=/usr/bin",)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    framework: str = "tensorflow"
-    version: str = "2.15.1"
-    cuda: str | None = "12.2"
-
-    def prove(self, folder: Path) -> LoaderProof:
-        paths, locked = {}, []
-        for wheel in self.wheels:
-            path, digest = folder / wheel.filename, Digest.of(wheel.data)
-            path.write_bytes(wheel.data)
-            name, version, *_ = wheel.filename.split("-")
-            paths[digest] = path
-            locked.append(
-                LockedWheel(
-                    name=name.replace("_", "-"), version=version, filename=wheel.filename, sha256=digest,
-                    size=len(wheel.data), url="",
-                )
-            )  # fmt: skip
-        target = Target(python="3.11.2", machine=MACHINE, glibc="2.36")
-        image = image_of_trees(self.files, env=self.env)
-        base = Base(name="made here", image=image, target=target, python_path="/usr/bin/python3.11")
-        lock = Lock(target=target, wheels=tuple(sorted(locked, key=lambda it: it.name)))
-        stack = self.stack()
-        return prove_loading(stack, make_recipe(stack, lock, base), base, paths, PROFILES, folder / "facts")
-
-    def stack(self) -> Stack:
-        return Stack(
-            framework=self.framework, distribution=self.framework, version=self.version,
-            variant="gpu" if self.cuda else "cpu", python="3.11.2", machine="x86_64", cuda=self.cuda, cudnn=None,
-            cuda_source="wheels", base="", glibc_minimum="2.17", requirements=(),
-            variables=tuple(sorted(self.variables.items())), changes=(), decisions=(),
-        )  # fmt: skip
-
-
 def whole() -> Made:
     return Made(wheels=[tensorflow(*FOUND_BY), *cuda_wheels().values()])
 
@@ -145,10 +69,6 @@ def without(name: str) -> Made:
     found = cuda_wheels()
     del found[name]
     return Made(wheels=[tensorflow(*FOUND_BY), *found.values()])
-
-
-def names(proof: LoaderProof, kind: str) -> list[str]:
-    return [it.library for it in proof.findings if it.kind == kind]
 
 
 def test_all_libraries_are_found_each_with_its_path_version_and_reason(tmp_path):
@@ -482,11 +402,17 @@ def test_what_was_read_is_remembered_by_content_and_damaged_memory_is_no_matter(
     assert whole().prove(tmp_path) == first
 
 
-def test_of_two_wheels_with_the_same_library_the_later_one_counts(tmp_path):
-    newer = {"cudnn/lib/libcudnn.so.8": elf("libcudnn.so.8")}
+@pytest.mark.parametrize(("owner", "version"), [("", "8.9.4.25"), ("nvidia-cudnn-zz", "8.99.1")])
+def test_of_two_wheels_with_the_same_library_that_of_the_image_counts(owner, version, tmp_path):
+    """That which the run had, else that which pip installs last."""
+    path = "nvidia/cudnn/lib/libcudnn.so.8"
+    newer = nvidia("nvidia-cudnn-zz", "8.99.1", {"cudnn/lib/libcudnn.so.8": elf("libcudnn.so.8")})
+    owners = ((path, owner),) if owner else ()
     made = whole()
-    proof = replace(made, wheels=[*made.wheels, nvidia("nvidia-cudnn-zz", "8.99.1", newer)]).prove(tmp_path)
-    assert {it.library: it.version for it in proof.findings}["libcudnn.so.8"] == "8.99.1"
+    proof = replace(made, wheels=[*made.wheels, newer], owners=owners).prove(tmp_path)
+    assert {it.library: it.version for it in proof.findings}["libcudnn.so.8"] == version
+    [warning] = proof.warnings
+    assert f"installs {path} too" in warning.says
 
 
 @settings(max_examples=20, deadline=None)

@@ -25,10 +25,11 @@ from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.layers import WheelFiles
 from tests.unit.compiling import MINOR, locked, recipe_of
+from tests.unit.loader_images import TAG, Made, elf
 from tests.unit.loading import MACHINE
 from tests.unit.test_bytecode_interpreter import base_of
 from tests.unit.test_from_manifest import manifest_of
-from tests.unit.test_loader_proof import Made, tensorflow, whole, without
+from tests.unit.test_loader_proof import tensorflow, whole, without
 from tests.unit.test_verify import EVIL, with_layer
 
 GPU = {"kind": "nvidia", "gpus": [{"name": "Tesla T4", "memory_bytes": 16 << 30, "compute_capability": "7.5"}]}
@@ -100,6 +101,19 @@ def test_each_library_that_the_loader_would_not_find_is_a_finding_with_its_remed
         "libnvJitLink.so.12",
     ]
     assert "install nvidia-nvjitlink-cu12" in wrong[1].says
+
+
+@pytest.mark.parametrize(("loaded", "severity"), [([], "warning"), (["provider.so"], "error")])
+def test_another_opener_of_cuda_is_a_warning_unless_the_run_had_it_loaded(loaded, severity, tmp_path):
+    opener = make_wheel("opener", "1.0", {"opener/provider.so": elf("provider.so", "libcudart.so.13")}, tags=[TAG])
+    made = whole()
+    found = gpu_image(tmp_path, replace(made, wheels=[*made.wheels, opener]))
+    libraries = [{"name": it, "path": f"/env/{it}", "owner": {"kind": "none"}} for it in loaded]
+    manifest = json.loads(RUN.manifest) | {"native": {"process": "run", "libraries": libraries}}
+    _, wrong = verified(tmp_path, *found, run=replace(RUN, manifest=json.dumps(manifest).encode()))
+    assert {it.severity for it in wrong} == {severity}
+    assert wrong[-1].says.startswith("opener 1.0: opener/provider.so needs libcudart.so.13")
+    assert "install nvidia-cuda-runtime beside opener" in wrong[-1].says
 
 
 def test_without_a_manifest_no_library_is_looked_for(tmp_path):

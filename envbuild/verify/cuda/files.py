@@ -21,6 +21,8 @@ from packaging.version import Version
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import VerifyError
 from envbuild.image.config import config_bytes
+from envbuild.image.layers.plan import find_overlaps, install_order
+from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
@@ -28,14 +30,14 @@ from envbuild.oci.deflate import DamagedStreamError, inflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.rootfs import Node, Tree, contents, read_tree
 from envbuild.recipe import Base, Recipe
-from envbuild.verify.cuda.process import Elf, Process, System, read_cache, read_elf
+from envbuild.verify.cuda.process import Elf, MissingLibrary, Process, System, read_cache, read_elf
 from envbuild.wheel.archive import Member, WheelArchive, check_locked
 from envbuild.wheel.install import Scheme, installed_files
 
 _FORMAT = 2
 """Raised whenever other facts would be read from the same bytes."""
-_LIBRARY = re.compile(r".*\.so(\.[\w.]+)?")
-_DRIVER = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvidia-ml)\.so\.1")
+LIBRARY = re.compile(r".*\.so(\.[\w.]+)?")
+DRIVER = re.compile(r"lib(cuda|nvidia-[\w-]+|nvcuvid|nvidia-ml)\.so\.1")
 """Libraries that the driver on the host brings, and no image."""
 _VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)+)\Z")
 _CACHE = "etc/ld.so.cache"
@@ -63,7 +65,7 @@ def read_base_files(base: Base, facts: Path) -> BaseFiles:
     if known := read_entry(facts, name, _decode_base):
         return known
     tree, libraries, cache = read_tree(base.image, base.name), dict[str, Elf](), dict[str, str]()
-    paths = {base.python_path.lstrip("/"), _CACHE, *filter(_LIBRARY.fullmatch, tree)}
+    paths = {base.python_path.lstrip("/"), _CACHE, *filter(LIBRARY.fullmatch, tree)}
     for path, _, content in contents(base.image, tree, paths, base.name):
         with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
             shutil.copyfileobj(content, file, 1 << 20)
@@ -162,14 +164,27 @@ class WheelFiles:
         self.files: dict[str, InstalledFile] = {}
         """By path below the root: `opt/env/lib/python3.11/site-packages/six.py`."""
         scheme = Scheme(prefix=recipe.prefix, python_minor=recipe.target.python_minor)
-        # by name, so that the later wheel wins where two have the same path, as in the image
-        for wheel in sorted(recipe.wheels, key=lambda wheel: wheel.name):
+        archives: dict[str, WheelArchive] = {}
+        found = {}
+        for wheel in recipe.wheels:
             path = wheels[wheel.sha256]
             check_locked(path, wheel.filename, wheel.size)
-            archive = stack.enter_context(WheelArchive(path, wheel.filename))
-            for file in installed_files(archive, scheme):
-                member = file.source if isinstance(file.source, Member) else None
-                self.files[f"{recipe.prefix[1:]}/{file.path}"] = InstalledFile(wheel, archive, member)
+            archives[wheel.name] = archive = stack.enter_context(WheelArchive(path, wheel.filename))
+            found[wheel] = tuple(installed_files(archive, scheme))
+        pip = next((wheel.version for wheel in recipe.wheels if wheel.name == "pip"), None)
+        self.overlaps = find_overlaps(
+            found,
+            recipe.owner_by_path,
+            lambda: install_order({name: _requires(it) for name, it in archives.items()}, recipe.target, pip),
+        )
+        """Paths with different content in several wheels, below the prefix."""
+        losers = {(it.path, name) for it in self.overlaps for name in it.losers}
+        for wheel, files in found.items():
+            for file in files:
+                if (file.path, wheel.name) not in losers:
+                    member = file.source if isinstance(file.source, Member) else None
+                    installed = InstalledFile(wheel, archives[wheel.name], member)
+                    self.files[f"{recipe.prefix[1:]}/{file.path}"] = installed
 
     def read(self, path: str) -> Elf | None:
         """Read a library by its path below the root; None for what is none."""
@@ -204,17 +219,23 @@ class WheelFiles:
         return self._known[digest]
 
 
+def _requires(archive: WheelArchive) -> tuple[str, ...]:
+    """Requires-Dist of a wheel's METADATA."""
+    members = (it for it in archive.members if it.name.endswith(".dist-info/METADATA") and it.name.count("/") == 1)
+    return requirements_of(archive.read(next(members)).decode("utf-8", "replace"))
+
+
 def _entry_name(digest: Digest) -> str:
     return f"wheel-{digest.hex}-{_FORMAT}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedImage:
-    """An image, and the framework in it."""
+    """An image by its files, and what matching knows."""
 
-    framework: str
-    wheel: FrameworkWheel
     profiles: Profiles
+    program: str
+    """The absolute path of Python."""
     site: str
     """Absolute path of site-packages."""
     machine: str
@@ -224,13 +245,14 @@ class PlannedImage:
     wheels: WheelFiles
     tree: Tree
 
-    def process(self) -> Process:
-        """A process of the image, with nothing loaded."""
+    def process(self) -> tuple[Process, tuple[MissingLibrary, ...]]:
+        """A process of the image's Python with nothing else loaded, and what is missing for that."""
         path, cache = self.variables.get("LD_LIBRARY_PATH", ""), self.base.cache
         system = System(
-            tree=self.tree, read=self.read, machine=self.machine, cache=cache, library_path=path, host=_DRIVER
+            tree=self.tree, read=self.read, machine=self.machine, cache=cache, library_path=path, host=DRIVER
         )
-        return Process(system)
+        process = Process(system)
+        return process, process.start(self.program)
 
     def read(self, path: str) -> Elf | None:
         """Read what lies at an absolute path without links."""
@@ -247,10 +269,14 @@ class PlannedImage:
         paths = (path for path, node in self.tree.items() if path.endswith(name) and node.kind != "directory")
         return sorted(f"/{path}" for path in paths if posixpath.basename(path) == name)
 
+    def is_nvidia(self, name: str) -> bool:
+        """Whether a distribution is NVIDIA's own, by its normalised name."""
+        return any(fnmatchcase(name, it) for it in self.profiles.nvidia_wheels)
+
     def version(self, real: str) -> str:
         """The version of a library: that of NVIDIA's wheel, else that in the file's name."""
         file = self.wheels.files.get(real[1:])
-        if file and any(fnmatchcase(file.wheel.name, it) for it in self.profiles.nvidia_wheels):
+        if file and self.is_nvidia(file.wheel.name):
             return file.wheel.version
         match = _VERSION.search(real)
         return match[1] if match else ""
@@ -260,21 +286,12 @@ class PlannedImage:
         return posixpath.normpath(path).removeprefix(f"{self.site}/")
 
 
-def plan_image(
-    stack: Stack,
-    row: FrameworkWheel,
-    recipe: Recipe,
-    base: Base,
-    profiles: Profiles,
-    below: BaseFiles,
-    wheels: WheelFiles,
-) -> PlannedImage:
-    """Join the decision, the base's files and the wheels' files."""
+def plan_image(recipe: Recipe, base: Base, profiles: Profiles, below: BaseFiles, wheels: WheelFiles) -> PlannedImage:
+    """Join the base's files and the wheels' files."""
     entries = json.loads(config_bytes(recipe, base, ()))["config"]["Env"]
     return PlannedImage(
-        framework=stack.framework,
-        wheel=row,
         profiles=profiles,
+        program=recipe.python_path,
         site=f"{recipe.prefix}/lib/python{recipe.target.python_minor}/site-packages",
         machine=recipe.target.machine,
         variables=dict(entry.partition("=")[::2] for entry in entries),

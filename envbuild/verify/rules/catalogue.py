@@ -135,7 +135,7 @@ TITLES: Mapping[str, str] = {rule.id: rule.title for rule in CATALOGUE} | {
     "config": "an image's config, which base and lock give",
     "manifest": "an image's manifest, which base and lock give",
     "stack": "the framework and variables that the run leads to",
-    "loader": "every CUDA library that the framework opens",
+    "loader": "every CUDA library that the wheels open",
     "layer": "each layer as the wheels give it",
     "layers made anew": "all layers as the wheels give them",
     "manifest made anew": "the manifest as the wheels give it",
