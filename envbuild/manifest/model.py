@@ -348,7 +348,7 @@ class TrainingManifest:
     installation: Installation = field(default_factory=Installation)
     """What lies beside and between the distributions."""
     imported: tuple[Name, ...] = ()
-    """Distributions of which the process had imported a module or loaded a library; empty where that is not known."""
+    """Distributions of which the process had a module or a library; empty if unknown."""
     conda: Conda | None = None
     """The conda environment, if it was one."""
     framework: Framework | None = None

@@ -495,6 +495,45 @@ def test_what_is_dropped_is_left_out_and_recorded():
     assert "mkl" in gaps.without
 
 
+def test_a_reason_to_drop_is_the_reason_of_the_change():
+    stack = match(ran("torch", "torch", "2.5.1+cpu", ("mkl", "2024.0")), PROFILES, drop=["MKL = the index has none"])
+    assert [(it.before, it.after, it.reason) for it in stack.changes] == [("mkl==2024.0", None, "the index has none")]
+
+
+def test_of_several_frameworks_that_one_counts_which_the_run_imported():
+    run, _ = two("torch", "gpu", "tensorflow", "gpu", listed_first="tensorflow", gpus=(Gpu(name="Tesla T4"),))
+    others = [Distribution(name=it, version="1", origin=Origin(kind="index")) for it in ("requests", "ipykernel")]
+    run = replace(run, distributions=(*run.distributions, *others), imported=("Torch", "requests"))
+    stack = match(run, PROFILES, imported_only=True)
+    assert (stack.framework, stack.distribution) == ("torch", "torch")
+    assert {"ipykernel", "tensorflow"} <= set(stack.not_imported)
+    assert "requests==1" in stack.requirements
+    had = {canonicalize_name(it.name) for it in run.distributions}
+    assert set(filter(is_nvidia, had)) == set(filter(is_nvidia, names(stack))) != set()
+
+
+def test_a_run_that_imported_no_framework_gets_none_and_no_cuda():
+    pins = ("nvidia-cudnn-cu12", "9.1.0.70"), ("nvidia-nccl-cu12", "2.21.5"), ("xgboost", "2.1.0")
+    run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, imported=("xgboost",))
+    stack = match(run, PROFILES, imported_only=True)
+    assert (stack.framework, stack.requirements) == ("none", ("xgboost==2.1.0",))
+    assert stack.not_imported == ("nvidia-cudnn-cu12", "nvidia-nccl-cu12", "torch")
+    assert match(run, PROFILES, "cpu", imported_only=True).not_imported == ("torch",), "the variant has no NCCL"
+
+
+@pytest.mark.parametrize(
+    ("imported", "says", "todo"),
+    [
+        ((), "does not say what the run imported", "--drop NAME"),
+        (("sklearn",), "does not have sklearn", "not of modules"),
+    ],
+)
+def test_what_was_imported_has_to_be_known(imported, says, todo):
+    with pytest.raises(UsageError, match=says) as caught:
+        match(replace(ran("torch", "torch", "2.5.1+cpu"), imported=imported), PROFILES, imported_only=True)
+    assert todo in caught.value.todo
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("absent", "does not have absent"), ("torch", "torch is the run's framework")]
 )
