@@ -167,15 +167,22 @@ def reasons_of(texts: Iterable[str]) -> dict[NormalizedName, str]:
     return {canonicalize_name(name.strip()): reason.strip() or REASON for name, _, reason in pairs}
 
 
-def without_dropped(manifest: TrainingManifest, dropped: Collection[NormalizedName]) -> TrainingManifest:
-    """Return the manifest without them; UsageError for unknown distributions, and for the run's framework."""
+def without_dropped(manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> TrainingManifest:
+    """Return the manifest without them; UsageError for unknown distributions, and for a framework that the run used.
+
+    `dropped` has a reason by name.
+    """
     if unknown := sorted(set(dropped) - {canonicalize_name(it.name) for it in manifest.distributions}):
         todo = "give the name of a distribution of the run; what another one requires goes only with that one"
         raise UsageError(f"the run does not have {', '.join(unknown)}", where=f"--drop {unknown[0]}", todo=todo)
     used = known_framework(manifest)
-    if used and canonicalize_name(used.distribution) in dropped:
+    if used and dropped.get(canonicalize_name(used.distribution), ONLY_IMPORTED) != ONLY_IMPORTED:
         todo = "keep it, or give --framework none if the run used no framework"
         raise UsageError(f"{used.distribution} is the run's framework", where=f"--drop {used.distribution}", todo=todo)
+    return _without(manifest, dropped)
+
+
+def _without(manifest: TrainingManifest, dropped: Collection[NormalizedName]) -> TrainingManifest:
     framework = manifest.framework
     lost = framework is not None and canonicalize_name(framework.distribution) in dropped
     kept = tuple(it for it in manifest.distributions if canonicalize_name(it.name) not in dropped)
@@ -194,7 +201,8 @@ def only_imported(
 ) -> tuple[TrainingManifest, tuple[str, ...]]:
     """Return the manifest with what the run imported, and the names of the others, sorted; UsageError where unknown.
 
-    The framework counts as imported, and with any framework NVIDIA's wheels: some of their libraries are loaded later.
+    The framework that a person named counts as imported; with any framework so do NVIDIA's wheels, some of whose
+    libraries are loaded later.
     """
     names = {canonicalize_name(it.name) for it in manifest.distributions}
     imported = {canonicalize_name(it) for it in manifest.imported}
@@ -206,13 +214,13 @@ def only_imported(
     if unknown := sorted(imported - names):
         what = f"the run does not have {', '.join(unknown)}, which the manifest names as imported"
         raise UsageError(what, where="imported", todo=f"write names of distributions, not of modules, {write}")
-    used = known_framework(manifest)
-    kept = imported | ({canonicalize_name(used.distribution)} if used else set())
+    named = manifest.framework if manifest.framework_source else None
+    kept = imported | ({canonicalize_name(named.distribution)} if named else set())
     # The variant decides about NVIDIA's wheels, also about those that something else requires.
     if variant == "cpu" or kept & {name for it in profiles.frameworks for name in it.distributions}:
         patterns = (*profiles.nvidia_wheels, *profiles.cuda_only)
         kept |= {name for name in names if any(fnmatchcase(name, it) for it in patterns)}
-    return without_dropped(manifest, names - kept), tuple(sorted(names - kept))
+    return _without(manifest, names - kept), tuple(sorted(names - kept))
 
 
 def dropped_from(stack: Stack, manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> Stack:

@@ -514,11 +514,15 @@ def test_of_several_frameworks_that_one_counts_which_the_run_imported():
 
 def test_a_run_that_imported_no_framework_gets_none_and_no_cuda():
     pins = ("nvidia-cudnn-cu12", "9.1.0.70"), ("nvidia-nccl-cu12", "2.21.5"), ("xgboost", "2.1.0")
-    run = replace(ran("torch", "torch", "2.5.1", *pins), framework=None, imported=("xgboost",))
+    run = replace(ran("torch", "torch", "2.5.1", *pins), imported=("xgboost",))
     stack = match(run, PROFILES, imported_only=True)
     assert (stack.framework, stack.requirements) == ("none", ("xgboost==2.1.0",))
     assert stack.not_imported == ("nvidia-cudnn-cu12", "nvidia-nccl-cu12", "torch")
     assert match(run, PROFILES, "cpu", imported_only=True).not_imported == ("torch",), "the variant has no NCCL"
+    again = match(run, PROFILES, drop=[f"{it}=--only-imported" for it in stack.not_imported])
+    assert (again.framework, again.requirements) == (stack.framework, stack.requirements), "as serving and local do"
+    named = match(replace(run, framework_source="--framework"), PROFILES, "cpu", imported_only=True)
+    assert (named.framework, named.not_imported) == ("torch", ())
 
 
 @pytest.mark.parametrize(
