@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import permutations, product
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -21,6 +22,7 @@ from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
 from envbuild.match.stack import Stack
+from tests.unit.converting import read
 
 PROFILES = load_profiles(data_folder("profiles"))
 TENSORFLOW, TORCH, JAX = PROFILES.frameworks
@@ -523,6 +525,18 @@ def test_a_run_that_imported_no_framework_gets_none_and_no_cuda():
     assert (again.framework, again.requirements) == (stack.framework, stack.requirements), "as serving and local do"
     named = match(replace(run, framework_source="--framework"), PROFILES, "cpu", imported_only=True)
     assert (named.framework, named.not_imported) == ("torch", ())
+
+
+def test_of_a_hosted_notebook_s_freeze_the_stack_has_what_the_run_imported():
+    text = (Path(__file__).parents[2] / "benchmarks" / "freezes" / "notebook-py313.txt").read_text()
+    run = read("freeze.txt", text, python="3.13.5", gpu="none")
+    assert (len(run.distributions), {it.name for it in run.frameworks}) == (
+        641,
+        {"tensorflow", "torch", "jax", "keras"},
+    )
+    stack = match(replace(run, imported=("pandas", "scikit-learn")), PROFILES, imported_only=True)
+    assert stack.requirements == ("pandas==2.2.3", "scikit-learn==1.6.1")
+    assert (stack.framework, stack.variant, len(stack.not_imported)) == ("none", "cpu", 639)
 
 
 @pytest.mark.parametrize(
