@@ -117,7 +117,7 @@ class ImageOptions:
     archive: Path | None = option(WHERE, "Write the image to this file, for docker load or podman load.", "FILE")
     load: str | None = option(WHERE, "Load the image into the local engine under this name.", "NAME")
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
-    stamp_anyway: bool = flag(ADVANCED, "Stamp although the model's files are not the manifest's; recorded.")
+    stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files than the manifest's; recorded.")
     sign: str | None = option(
         WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
     )
