@@ -9,7 +9,14 @@ from typing import Literal, NamedTuple
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
-from envbuild.lock.dependencies import Conflict, find_conflicts, find_needed, find_required, marker_environment
+from envbuild.lock.dependencies import (
+    Conflict,
+    find_conflicts,
+    find_needed,
+    find_required,
+    marker_environment,
+    read_declared,
+)
 from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.faults import Fault, UnlockableError, listed, version_faults, why_foreign
 from envbuild.lock.identity import Absence, Proof, choose_allowed_files, prove_identity
@@ -247,8 +254,8 @@ def _find_needed(
         return ()
     target = first.lock.target
     with open_session((), target, first.settings, options.cache) as session:
-        facts = session.reader.all_facts(first.lock.wheels, options.reporter)
-    declared = {it.name: known.requires for it, known in zip(first.lock.wheels, facts, strict=True) if known}
+        without = f"leave out {ONLY_IMPORTED}"
+        declared = read_declared(session.reader, first.lock.wheels, ONLY_IMPORTED, without, options.reporter)
     others = {*options.not_imported} - {name_of(it) for it in requirements}
     new = find_needed(requirements, declared, marker_environment(target), {*declared, *others}) & others
     found = [it for it in distributions if canonicalize_name(it.name) in new]

@@ -162,9 +162,15 @@ def _added(requirement: str, reason: str) -> PinChange:
 
 
 def reasons_of(texts: Iterable[str]) -> dict[NormalizedName, str]:
-    """Read what `--drop` names, `NAME` or `NAME=REASON`: the reason by normalised name."""
-    pairs = (text.partition("=") for text in texts)
-    return {canonicalize_name(name.strip()): reason.strip() or REASON for name, _, reason in pairs}
+    """Read what `--drop` names, `NAME` or `NAME=REASON`: the reason by normalised name; UsageError for a version."""
+    reasons = {}
+    for text in texts:
+        name, _, reason = text.partition("=")
+        if reason.startswith("="):
+            what, todo = "a distribution is left out by its name, without a version", f"give --drop {name}"
+            raise UsageError(what, where=f"--drop {text}", todo=todo)
+        reasons[canonicalize_name(name.strip())] = reason.strip() or REASON
+    return reasons
 
 
 def without_dropped(manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> TrainingManifest:

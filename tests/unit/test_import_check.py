@@ -202,12 +202,12 @@ def test_what_was_asked_for_by_name_is_imported_and_the_framework():
 
 
 def test_where_the_image_has_only_what_was_imported_all_of_that_is_imported():
-    run = replace(RUN, imported=("Six", "numpy"))
+    run = replace(RUN, imported=("tensorflow", "Six", "numpy"))
     asked = replace(run, distributions=tuple(replace(it, requested=it.name == "six") for it in run.distributions))
     assert imported_distributions(match(asked, PROFILES, "cpu"), asked, frozenset()) == {"tensorflow-cpu", "six"}
     only = match(asked, PROFILES, "cpu", imported_only=True)
     assert imported_distributions(replace(only, not_imported=("x",)), asked, frozenset({"numpy"})) == {
-        "tensorflow-cpu", "six", "numpy",
+        "tensorflow-cpu", "tensorflow", "six", "numpy",
     }  # fmt: skip
 
 

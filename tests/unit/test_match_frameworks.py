@@ -553,7 +553,12 @@ def test_what_was_imported_has_to_be_known(imported, says, todo):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("absent", "does not have absent"), ("torch", "torch is the run's framework")]
+    ("name", "says"),
+    [
+        ("absent", "does not have absent"),
+        ("torch", "torch is the run's framework"),
+        ("torch==2.5.1", "by its name, without a version"),
+    ],
 )
 def test_what_the_run_did_not_have_or_its_framework_cannot_be_dropped(name, says):
     with pytest.raises(UsageError, match=says) as caught:
