@@ -910,6 +910,9 @@ def test_what_is_dropped_goes_into_the_stamp_and_a_run_without_framework_is_buil
     assert "1 left out: tool" in image["identity"]
     locks = [path.read_bytes() for path in (site.folder / "model").rglob("*.toml")]
     assert [read_pylock(it, "lock").drops for it in locks] == [("tool=tests",)]
+    said = run_envbuild("verify", "model", "out", cwd=site.folder).stdout
+    assert said.count("left out by --drop or --only-imported: tool 1.0") == 2, "of the lock, and of the image"
+    assert "tool: wanted 1.0, and it is not there" not in said
 
 
 def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
