@@ -250,6 +250,11 @@ def from_manifest(
     if "file" not in record:
         path.write_text("".join(f"{it}\n" for it in record["requirements"]))
         options += ["--from", "requirements", "--exclude-newer", str(record["date"])]
+    if "imported" in record:
+        facts = [path, "--python", python, "--gpu", gpu, "--ran-on", "linux/amd64"]
+        manifest = json.loads(run([sys.executable, "-m", "envbuild", "convert", *facts], folder).stdout)
+        options[0] = folder / "manifest.json"
+        options[0].write_text(json.dumps(manifest | {"imported": record["imported"]}))
     done = run([sys.executable, "-m", "envbuild", "from-manifest", *options, "--out", "image", "--json"], folder)
     shutil.rmtree(folder / "image", ignore_errors=True)
     return done

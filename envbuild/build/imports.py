@@ -58,8 +58,11 @@ def try_imports(
 def imported_distributions(stack: Stack, manifest: TrainingManifest, required: frozenset[str]) -> frozenset[str]:
     """Normalised names of what a run imported, as far as its record tells: the framework, and what was asked for.
 
-    Where the record only lists what was installed, it is what nothing else of that requires.
+    Where the record only lists what was installed, it is what nothing else of that requires. Where the stack has only
+    what the run imported, it is all of that.
     """
+    if stack.not_imported:
+        return frozenset(map(str, map(canonicalize_name, (stack.distribution, *manifest.imported)))) - {"pip"}
     lists = manifest.source.complete or manifest.source.format not in _ASKED_FOR
     asked = {str(canonicalize_name(it.name)) for it in manifest.distributions if it.requested or not lists}
     installed = {str(canonicalize_name(it.name)) for it in manifest.distributions}

@@ -13,7 +13,7 @@ from envbuild.errors import ManifestError, UsageError
 from envbuild.files import UNFINISHED, check_stageable, data_folder
 from envbuild.image.assembler import Assembled
 from envbuild.image.context import check_templates
-from envbuild.lock.faults import origin_fault
+from envbuild.lock.faults import origin_fault, version_faults
 from envbuild.lock.identity import Proof
 from envbuild.lock.index import check_bundle
 from envbuild.lock.model import Lock
@@ -80,7 +80,9 @@ class BuildRequest:
     platforms: tuple[str, ...] = ()
     """`linux/arm64`; several give an index with one image each, an empty tuple means the run's own."""
     drop: tuple[str, ...] = ()
-    """Distributions of the run that are left out by hand."""
+    """Distributions of the run that are left out by hand: `NAME`, or `NAME=REASON`."""
+    imported_only: bool = False
+    """Whether what the run did not import, and nothing that stays requires, is left out."""
     templates: Path | None = None
     """The folder whose templates replace the built-in ones."""
     archive: Path | None = None
@@ -218,6 +220,7 @@ def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles,
         machine=platform,
         as_of=request.as_of,
         drop=request.drop,
+        imported_only=request.imported_only,
     )
     if request.base:
         refuse_base(request.base, stack.machine, request.cache, stack.python, stack.glibc_minimum)
@@ -225,6 +228,7 @@ def _plan(request: BuildRequest, manifest: TrainingManifest, profiles: Profiles,
         stack = replace(stack, decisions=(*(it for it in stack.decisions if it.what != "base"), asked))
     kept = {name_of(it) for it in stack.requirements}
     faults = [origin_fault(it) for it in manifest.distributions if canonicalize_name(it.name) in kept]
+    faults += version_faults(manifest.distributions, {*stack.dropped, *stack.not_imported})
     not_on_index = tuple(f"{it.requirement}: {it.why}" for it in faults if it is not None)
     return Plan(
         manifest=manifest, profiles=profiles, stack=stack, base=request.base or stack.base, not_on_index=not_on_index

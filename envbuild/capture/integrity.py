@@ -16,7 +16,8 @@ from typing import Iterable, Iterator, NamedTuple
 
 from envbuild.capture.conda import conda_files, conda_owners, conda_packages
 from envbuild.capture.distributions import NO_INDEX, identity, is_module, metadata_paths, site_folders
-from envbuild.capture.files import Facts, decoded, read_bytes, read_text
+from envbuild.capture.files import Facts, decoded, normal_name, read_bytes, read_text
+from envbuild.capture.imports import LoadedFiles
 from envbuild.capture.redact import scrub_line
 
 SECONDS = 1.5
@@ -102,12 +103,19 @@ class FileCheck:
         self.confirmed: set[str] = set()
         self.doubts: list[Doubt] = []
         self.files = self.unchecked = 0
+        self.imported = False
+        """Whether the process has imported a module of it, or loaded a library."""
 
-    def compare(self, rows: Iterable[ListedFile], shared: SharedFiles, deadline: float) -> set[str]:
-        """Compare kind and size of files; return the entries of the site folder that they lie in."""
+    def compare(self, rows: Iterable[ListedFile], shared: SharedFiles, deadline: float, loaded: set[str]) -> set[str]:
+        """Compare kind and size of files; return the entries of the site folder that they lie in.
+
+        `loaded` has the names of those that the process has imported or loaded.
+        """
         entries = set()
         for row in rows:
             entries.add(row.name.partition("/")[0])
+            if row.name in loaded:
+                self.imported = True
             # RECORD itself has no digest, and bytecode may be written again.
             if row.digest.partition("=")[0] in HASHES and not row.name.endswith(".pyc"):
                 self.files += 1
@@ -254,15 +262,24 @@ class SiteEntries:
                 continue
 
 
-def installation_facts(distributions: dict[str, Facts], deep: bool, seconds: float = SECONDS) -> Facts:
-    """Compare every file with its RECORD, for `seconds` unless `deep`, and note in each distribution what differs."""
+def installation_facts(
+    distributions: dict[str, Facts], deep: bool, seconds: float = SECONDS, loaded: LoadedFiles | None = None
+) -> Facts:
+    """Compare every file with its RECORD, for `seconds` unless `deep`, and note in each distribution what differs.
+
+    `loaded` gets the distributions that its files belong to.
+    """
     deadline = math.inf if deep else time.monotonic() + seconds
     conda, entries, shared = conda_owners(), SiteEntries(), SharedFiles()
     checks: list[FileCheck] = []
     for folder, facts in distributions.items():
         package = conda.get(os.path.realpath(folder))
         rows, check = listed_files(folder, package), FileCheck(facts["name"], folder, package)
-        entries.claim(check.site, check.name, check.compare(rows, shared, deadline) if rows is not None else None)
+        names = loaded.names(check.site) if loaded else set()
+        own = check.compare(rows, shared, deadline, names) if rows is not None else None
+        entries.claim(check.site, check.name, own)
+        if loaded and (check.imported or loaded.has_unlisted(folder, facts, listed=rows is not None)):
+            loaded.distributions.append(normal_name(check.name))
         checks.append(check)
     _settle([doubt for check in checks for doubt in (check.doubts if deep else check.suspicious(shared))], deadline)
     shared.settle()

@@ -23,6 +23,7 @@ from envbuild.capture.frameworks import TENSORFLOW, find_frameworks, numerics_fa
 from envbuild.capture.gcs import check_out, write_out
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.host import accelerator_facts, cpu_facts, host_facts, platform_facts, python_facts
+from envbuild.capture.imports import LoadedFiles
 from envbuild.capture.integrity import installation_facts
 from envbuild.capture.model import model_facts
 from envbuild.capture.native import native_facts
@@ -84,9 +85,12 @@ def environment_facts(
     process: str = "run",
 ) -> Facts:
     """Describe the interpreter and the surroundings of its process; `process` is `run` or `fresh`."""
+    load = list(load)
     notes = _load_modules(load)
     distributions = find_distributions(patch)
-    installation = installation_facts(distributions, deep)
+    # A fresh process has imported what it was told to.
+    loaded = LoadedFiles() if process == "run" or load else None
+    installation = installation_facts(distributions, deep, loaded=loaded)
     frameworks, code = find_frameworks(distributions), code_facts(patch)
     if installation.get("unreadable"):
         what = "these metadata folders have no valid name or version, so they count as no distribution"
@@ -103,6 +107,7 @@ def environment_facts(
         "platform": platform_facts(),
         "distributions": list(distributions.values()),
         "installation": installation,
+        "imported": sorted(loaded.distributions) if loaded else None,
         "conda": conda_facts(),
         "framework": frameworks[0] if frameworks else None,
         "frameworks": frameworks,

@@ -156,6 +156,7 @@ def _decide(manifest: "TrainingManifest", locks: LockOptions, platform: str | No
         machine=platform,
         as_of=locks.exclude_newer,
         drop=locks.drop or (),
+        imported_only=locks.only_imported,
     )
     return stack, profiles.glibc_of(stack.base)
 

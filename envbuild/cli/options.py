@@ -91,7 +91,8 @@ class LockOptions:
     variant: VariantName = option(WHAT, "auto: gpu if the run used GPUs.", default="auto")
     cuda_source: CudaSource = "auto"
     set_: Set = None
-    drop: list[str] | None = option(WHAT, "Leave this distribution of the run out; repeatable.", "NAME")
+    drop: list[str] | None = option(WHAT, "Leave this distribution of the run out; repeatable.", "NAME[=REASON]")
+    only_imported: bool = flag(WHAT, "Leave out what the run neither imported nor required for that.")
     resolver: ResolverName = option(ADVANCED, "The program that resolves.", default="uv")
     exclude_newer: str | None = option(
         ADVANCED, "Complete an incomplete record as of this date; by default the record's own.", "DATE|none"
@@ -116,7 +117,7 @@ class ImageOptions:
     archive: Path | None = option(WHERE, "Write the image to this file, for docker load or podman load.", "FILE")
     load: str | None = option(WHERE, "Load the image into the local engine under this name.", "NAME")
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
-    stamp_anyway: bool = flag(ADVANCED, "Stamp although the model's files are not the manifest's; recorded.")
+    stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files than the manifest's; recorded.")
     sign: str | None = option(
         WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
     )
@@ -226,6 +227,7 @@ class BuildOptions:
             overrides=pairs_of(locks.set_ or ()),
             platforms=_platforms(image.platform),
             drop=tuple(locks.drop or ()),
+            imported_only=locks.only_imported,
             archive=image.archive,
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),

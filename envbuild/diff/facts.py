@@ -27,11 +27,11 @@ _OF_THE_RUN = re.compile(
 )
 """Facts of the sections above that state by whom, when and where, and not what."""
 _NOT_OF_A_HOST = (
-    "model", "model_uri", "golden", "code", "entry", "numerics", "source", "created", "disagreements",
+    "model", "model_uri", "golden", "code", "entry", "numerics", "source", "created", "disagreements", "imported",
     "contract.data", "contract.preprocessing",
 )  # fmt: skip
 """Facts of a run that a machine before the run does not have."""
-_OF_A_PROCESS = re.compile(r"native\.(process|(libraries|thread_pools)\..*|components\..*\.(loaded|path))")
+_OF_A_PROCESS = re.compile(r"imported\..*|native\.(process|(libraries|thread_pools)\..*|components\..*\.(loaded|path))")
 """Facts that depend on what the process has loaded."""
 _OF_VARIABLES = re.compile(r"variables\.|stamp\..*\.overrides\.")
 """Facts whose names are those of environment variables."""

@@ -239,7 +239,7 @@ def build_request_of(subject: Subject, choice: Choice, building: Building, out: 
         manifest_name=subject.name,
         variant=choice.variant,
         base=base,
-        drop=lock.dropped if lock else (),
+        drop=lock.drops if lock else (),
         as_of=lock.as_of if lock else None,
         resolver="uv",
         out=out,

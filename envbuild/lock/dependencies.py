@@ -8,8 +8,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.lock.facts import WheelFacts
+from envbuild.errors import LockError
+from envbuild.lock.facts import FactReader, WheelFacts
 from envbuild.lock.model import LockedWheel, Target
+from envbuild.report import Reporter
 
 Declared = Mapping[str, Collection[str]]
 """By normalised name, the requirements as METADATA has them."""
@@ -94,6 +96,18 @@ def readable_requirements(texts: Iterable[str]) -> Iterator[Requirement]:
     for text in texts:
         with suppress(InvalidRequirement):
             yield Requirement(text)
+
+
+def read_declared(
+    reader: FactReader, wheels: Sequence[LockedWheel], where: str, without: str, report: Reporter
+) -> Declared:
+    """What each of the wheels requires; LockError where one does not say, naming the option `where` that needs it."""
+    facts = reader.all_facts(wheels, report)
+    unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
+    if unread:
+        what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
+        raise LockError(what, where=where, todo=f"give its wheel in a folder (--find-links DIR), or {without}")
+    return {wheel.name: known.requires for wheel, known in zip(wheels, facts, strict=True) if known}
 
 
 def find_needed(

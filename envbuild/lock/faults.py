@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
@@ -69,7 +69,9 @@ class Fault:
 class UnlockableError(LockError):
     """The LockError that names every distribution that cannot be locked."""
 
-    def __init__(self, faults: Iterable[Fault], target: Target | None = None, *, where: str = "") -> None:
+    def __init__(
+        self, faults: Iterable[Fault], target: Target | None = None, *, where: str = "", others: str = ""
+    ) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: fault.name))
         self.target = target
         many = len(self.faults)
@@ -77,6 +79,7 @@ class UnlockableError(LockError):
         lines = [f"  {it.requirement}: {it.why}" + (f"\n    do: {it.todo}" if it.todo else "") for it in self.faults]
         # One glibc for all that need a newer one, then what to do with the others.
         each = "do what stands below each of them, or leave one out by --drop NAME (not the framework)"
+        each += others
         older = [fault for fault in self.faults if fault.glibc]
         build = ", or let them be built: --build" if all(fault.sdist for fault in older) else ""
         base = f"take a base with glibc {self.glibc} or later (--base; to lock alone, --glibc {self.glibc}){build}"
@@ -125,6 +128,15 @@ def origin_fault(distribution: Distribution) -> Fault | None:
     why = f"{came}; what an index has under this name need not be the same"
     todo = _BUILD_COMMIT if can_build(distribution) else PUBLISH
     return Fault(f"{distribution.name}=={distribution.version}", why, todo)
+
+
+def version_faults(distributions: Iterable[Distribution], without: Collection[str] = ()) -> list[Fault]:
+    """The faults of distributions whose version the record does not have, but of those named in `without`."""
+    todo = "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made"
+    todo += ", and give its folder: --find-links DIR"
+    why = "the record does not say which version it had; it came from"
+    found = (it for it in distributions if not it.version and canonicalize_name(it.name) not in without)
+    return [Fault(it.name, f"{why} {it.origin.url or it.origin.kind}", todo) for it in found]
 
 
 def can_build(distribution: Distribution) -> bool:

@@ -88,6 +88,7 @@ def pylock_text(
         *_names_line("dropped", lock.dropped),
         *_names_line("direct", lock.direct),
         *([f"exclude-newer = {toml_string(lock.as_of)}"] if lock.as_of else []),
+        *_reasons_table(lock.drop_reasons),
         *_table("identity", {it.name: it.outcome for it in proof.identities} if proof else {}),
         *_table("built", built or {}),
         *_table("base", base or {}),
@@ -206,6 +207,15 @@ def _table(name: str, values: Mapping[str, str]) -> list[str]:
     return ["", f"[tool.envbuild.{name}]", *lines] if lines else []
 
 
+def _reasons_table(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Names by reason, as hundreds can have the same one."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    lines = [line for reason, its in sorted(names.items()) for line in _names_line(toml_string(reason), its)]
+    return ["", "[tool.envbuild.drop-reasons]", *lines] if lines else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Table:
     """`[tool.envbuild]` of a lock."""
@@ -216,6 +226,7 @@ class _Table:
     exclude_newer: str | None = None
     slim: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    drop_reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
     owners: dict[str, str] = field(default_factory=dict)
     base: dict[str, str] = field(default_factory=dict)
@@ -241,6 +252,7 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         base=tuple(sorted(table.base.items())),
         slim=tuple(sorted(table.slim)),
         dropped=tuple(sorted(table.dropped)),
+        drop_reasons=tuple(sorted((name, reason) for reason, its in table.drop_reasons.items() for name in its)),
         direct=tuple(it for it in sorted(table.direct) if it in wheels and _ADDRESS.fullmatch(wheels[it].url)),
         as_of=table.exclude_newer,
     )

@@ -128,9 +128,17 @@ class Lock:
     direct: tuple[str, ...] = field(default=(), compare=False)
     """Names of wheels that came from an address of their own, which no index need have; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the distributions of the run that `--drop` left out; sorted."""
+    """Names of the distributions of the run that `--drop` or `--only-imported` left out; sorted."""
+    drop_reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Why these were left out, by name, other than by `--drop` alone; sorted."""
     as_of: str | None = field(default=None, compare=False)
     """The moment as of which an incomplete record was completed, `none` for no limit; None where nothing was added."""
+
+    @property
+    def drops(self) -> tuple[str, ...]:
+        """What was left out as `--drop` takes it: `NAME`, or `NAME=REASON`."""
+        reasons = dict(self.drop_reasons)
+        return tuple(f"{it}={reasons[it]}" if it in reasons else it for it in self.dropped)
 
     @property
     def pins(self) -> tuple[str, ...]:

@@ -9,9 +9,16 @@ from typing import Literal, NamedTuple
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import LockError, counted
-from envbuild.lock.dependencies import Conflict, find_conflicts, find_required, marker_environment
+from envbuild.lock.dependencies import (
+    Conflict,
+    find_conflicts,
+    find_needed,
+    find_required,
+    marker_environment,
+    read_declared,
+)
 from envbuild.lock.facts import FactReader, WheelFacts
-from envbuild.lock.faults import Fault, UnlockableError, why_foreign
+from envbuild.lock.faults import Fault, UnlockableError, listed, version_faults, why_foreign
 from envbuild.lock.identity import Absence, Proof, choose_allowed_files, prove_identity
 from envbuild.lock.index import LateClient, make_client, size_of
 from envbuild.lock.lock import (
@@ -41,7 +48,7 @@ from envbuild.lock.sources import (
 from envbuild.lock.variants import choose_variants, fits_variant, other_variants
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Distribution, name_of
-from envbuild.match.pins import REASON
+from envbuild.match.pins import ONLY_IMPORTED, REASON
 from envbuild.match.stack import Gaps, PinChange, Stack, Variant
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
@@ -67,6 +74,8 @@ class Options:
     """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
     """Normalised names of distributions of the run that `--drop` leaves out; recorded in `Lock.dropped`."""
+    not_imported: tuple[str, ...] = ()
+    """Of these, what the requirements need in turn is locked too, in the run's version, and the others are left out."""
     variant: Variant = "gpu"
     """Whether wheel variants may need a GPU."""
     system: str | None = None
@@ -106,7 +115,10 @@ class LockResult:
         built = (f"{name} was built here from {source}" for name, source in self.built)
         added = [f"added: {', '.join(self.added)}"] if self.added else []
         conflicts = (f"{it}, {'as' if it.of_run else 'unlike'} in the run" for it in self.conflicts)
-        left = [f"{name} is left out: {why}" for name, why in self.left_out]
+        unused = [name for name, why in self.left_out if why == ONLY_IMPORTED]
+        left = [f"{name} is left out: {why}" for name, why in self.left_out if why != ONLY_IMPORTED]
+        many = f"{counted(len(unused), 'distribution')} left out, as the run did not import them: {listed(unused)}"
+        left += [f"{many}; pylock.toml names all"] if unused else []
         changes = map(str, self.changes)
         return [self.proof.summary, *left, *changes, *added, *self.source_notes, *yanked, *built, *conflicts]
 
@@ -125,10 +137,20 @@ def lock_run(
         todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
-        kept = required_distributions(parsed_requirements(requirements), distributions)
-        kept = [it for it in kept if it.wheel_variant is None or fits_variant(it.wheel_variant, options.variant)]
-        direct = fetch_direct(kept, settings, options.cache, Path(name), options.reporter)
-        first = _first_lock(requirements, target, distributions, options, settings, gaps, direct)
+
+        def attempt(requirements: tuple[str, ...], gaps: Gaps | None) -> tuple[_FirstLock, dict[str, Direct | Fault]]:
+            kept = required_distributions(parsed_requirements(requirements), distributions)
+            kept = [it for it in kept if it.wheel_variant is None or fits_variant(it.wheel_variant, options.variant)]
+            direct = fetch_direct(kept, settings, options.cache, Path(tempfile.mkdtemp(dir=name)), options.reporter)
+            return _first_lock(requirements, target, distributions, options, settings, gaps, direct), direct
+
+        # What the run had is found before anything is added to an incomplete record.
+        first, direct = attempt(requirements, None if options.not_imported else gaps)
+        while needed := _find_needed(first, requirements, distributions, options):
+            requirements += needed
+            first, direct = attempt(requirements, None)
+        if options.not_imported and gaps:
+            first, direct = attempt(requirements, gaps)
         result = _finish_lock(first, distributions, options, direct)
     as_of = (gaps.before or "none") if gaps else None
     return replace(result, lock=replace(result.lock, as_of=as_of))
@@ -137,8 +159,15 @@ def lock_run(
 def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockResult:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
     options = replace(options, not_upgraded=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
-    options = replace(options, system=run.platform.system, variant=stack.variant)
-    locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
+    options = replace(options, system=run.platform.system, not_imported=stack.not_imported, variant=stack.variant)
+    faults = version_faults(run.distributions, {*stack.dropped, *stack.not_imported})
+    others = "" if stack.not_imported else f", or what the run did not import by {ONLY_IMPORTED}"
+    try:
+        locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
+    except UnlockableError as error:
+        raise UnlockableError([*error.faults, *faults], error.target, where=error.where, others=others) from error
+    if faults:
+        raise UnlockableError(faults, target, others=others)
     return replace(locked, warnings=(*locked.warnings, *_record_warnings(locked, run, stack.distribution)))
 
 
@@ -219,6 +248,24 @@ def refuse_changed(before: Lock, after: Lock, where: str) -> None:
         lines = [f"  {it.filename}: locked as {known[it.filename]}, the index now has {it.sha256}" for it in changed]
         todo = "find out why the index changed released files; remove the old lock only if that is right"
         raise LockError("\n".join([head, *lines]), where=where, todo=todo)
+
+
+def _find_needed(
+    first: "_FirstLock", requirements: Collection[str], distributions: Iterable[Distribution], options: Options
+) -> tuple[str, ...]:
+    """Pins of what the run did not import and the locked wheels need; UnlockableError for one of unknown version."""
+    if not options.not_imported:
+        return ()
+    target = first.lock.target
+    with open_session((), target, first.settings, options.cache) as session:
+        without = f"leave out {ONLY_IMPORTED}"
+        declared = read_declared(session.reader, first.lock.wheels, ONLY_IMPORTED, without, options.reporter)
+    others = {*options.not_imported} - {name_of(it) for it in requirements}
+    new = find_needed(requirements, declared, marker_environment(target), {*declared, *others}) & others
+    found = [it for it in distributions if canonicalize_name(it.name) in new]
+    if faults := version_faults(found):
+        raise UnlockableError(faults, target)
+    return tuple(sorted(f"{canonicalize_name(it.name)}=={it.version}" for it in found))
 
 
 class _FirstLock(NamedTuple):
@@ -332,6 +379,8 @@ def _finish_lock(
             locked, added = _extend(locked, options.extras, resolver, session)
         absent = {it.name: Absence(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
         absent |= {name: Absence(why) for name, why in first.left_out}
+        unused = set(options.not_imported) - {it.name for it in locked.wheels}
+        absent |= {name: Absence(ONLY_IMPORTED) for name in unused}
         locked, proof, own_wheels = prove_identity(locked, distributions, session, options.reporter, absent)
         facts = session.reader.all_facts(locked.wheels)
     conflicts = _compare_conflicts(locked, facts, distributions, options.changes)
@@ -340,13 +389,22 @@ def _finish_lock(
     owners = {path: name for path, by in pairs if (name := str(canonicalize_name(by))) in names}
     identical = {it.name for it in proof.with_outcome("identical")}
     differing = [it for it in distributions if canonicalize_name(it.name) not in identical]
+    reasons = {it.name: it.reason for it in options.changes if it.name in options.dropped}
     drop_reasons = {}
     for name in options.dropped:
         dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
         why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
-        drop_reasons[name] = f"{REASON}; {why}"
+        drop_reasons[name] = f"{reasons[name]}; {why}" if reasons[name] != ONLY_IMPORTED else ONLY_IMPORTED
+    reasons |= dict.fromkeys(sorted(unused), ONLY_IMPORTED)
+    drop_reasons |= dict.fromkeys(sorted(unused), ONLY_IMPORTED)
+    locked = replace(
+        locked,
+        owners=tuple(sorted(owners.items())),
+        dropped=tuple(sorted(reasons)),
+        drop_reasons=tuple(sorted((name, why) for name, why in reasons.items() if why != REASON)),
+    )
     return LockResult(
-        lock=replace(locked, owners=tuple(sorted(owners.items())), dropped=options.dropped),
+        lock=locked,
         proof=proof,
         changes=changes,
         added=added,

@@ -347,6 +347,8 @@ class TrainingManifest:
     """Every installed distribution once, sorted by its name as PEP 503 normalises it."""
     installation: Installation = field(default_factory=Installation)
     """What lies beside and between the distributions."""
+    imported: tuple[Name, ...] = ()
+    """Distributions of which the process had a module or a library; empty if unknown."""
     conda: Conda | None = None
     """The conda environment, if it was one."""
     framework: Framework | None = None

@@ -16,7 +16,16 @@ from envbuild.manifest.packages import name_of
 from envbuild.match.cuda import GPU_VARIABLES, CudaPlan, Selection, applies, decide_cuda, decide_variables, plan_cuda
 from envbuild.match.driver import decide_driver
 from envbuild.match.openers import find_openers, unneeded_of
-from envbuild.match.pins import Pins, decide_pins, dropped_from, warnings_of, without_dropped
+from envbuild.match.pins import (
+    ONLY_IMPORTED,
+    Pins,
+    decide_pins,
+    dropped_from,
+    only_imported,
+    reasons_of,
+    warnings_of,
+    without_dropped,
+)
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
 from envbuild.match.run import (
     CPU_LABEL,
@@ -57,7 +66,7 @@ class MatchOptions:
     """As of which moment in UTC an incomplete record is completed: `none` for no date, None for the record's own."""
 
 
-def match(
+def match(  # noqa: PLR0913 - each is an option of the command line
     manifest: TrainingManifest,
     profiles: Profiles,
     variant: VariantChoice = "auto",
@@ -67,21 +76,34 @@ def match(
     machine: str | None = None,
     as_of: str | None = None,
     drop: Collection[str] = (),
+    imported_only: bool = False,
 ) -> Stack:
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
     What an incomplete record lacks is added as of `as_of`, by default the record's date: a date, which counts
     to its end in UTC, a moment (ISO 8601), or `none`; UsageError for anything else.
-    `drop` names distributions of the run that are left out by hand, UsageError for one that it did not have.
+    `drop` names distributions of the run that are left out by hand (`NAME=REASON`), UsageError for one that it did not
+    have. With `imported_only`, the stack requires what the run imported; UsageError where the manifest does not say it.
     """
     if drop:
-        kept = without_dropped(manifest, drop)
+        dropped = reasons_of(drop)
+        kept = without_dropped(manifest, dropped)
+        stack = match(
+            kept, profiles, variant,
+            cuda_source=cuda_source, overrides=overrides, machine=machine, as_of=as_of, imported_only=imported_only,
+        )  # fmt: skip
+        return dropped_from(stack, manifest, dropped)
+    if imported_only:
+        kept, others = only_imported(manifest, profiles, variant)
         stack = match(
             kept, profiles, variant,
             cuda_source=cuda_source, overrides=overrides, machine=machine, as_of=as_of,
         )  # fmt: skip
-        return dropped_from(stack, manifest, drop)
+        value = f"{len(kept.distributions)} of {len(manifest.distributions)}"
+        reason = "the run imported these; of the others, the lock has what these require, in the run's version"
+        chosen = Decision("imported", value, reason, ONLY_IMPORTED)
+        return replace(stack, not_imported=others, decisions=(*stack.decisions, chosen))
     by_hand = read_overrides(overrides)
     options = MatchOptions(variant=variant, cuda_source=cuda_source, overrides=by_hand, as_of=_moment_of(as_of))
     run = read_run(manifest, profiles)
@@ -205,7 +227,7 @@ def decide_base(
 def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
     """What follows from the manifest and the wheel's row alone."""
     if run.profile is NO_FRAMEWORK:
-        reason = "the run had neither TensorFlow, PyTorch nor JAX, so no CUDA is chosen"
+        reason = "the run used neither TensorFlow, PyTorch nor JAX, so no CUDA is chosen"
         none = Decision("framework", "none", reason, "manifest: distributions")
         if run.others:
             none = Decision("framework", "none", "the run used none, so no CUDA is chosen", "--framework")

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, canonicalize_version
+from packaging.utils import NormalizedName, canonicalize_name, canonicalize_version
 from packaging.version import Version
 
 from envbuild.errors import UsageError
@@ -21,7 +21,9 @@ from envbuild.match.run import CPU_LABEL, CUDA_WHEEL, JAX_PLUGIN, Run
 from envbuild.match.stack import Decision, PinChange, Stack
 
 REASON = "--drop"
-"""Why a distribution is left out that a person names."""
+"""Why a distribution is left out that a person names, unless they give a reason."""
+ONLY_IMPORTED = "--only-imported"
+"""Why a distribution is left out that the run neither imported nor required for that."""
 _REPRODUCED = "the run had this version all the same, and the image keeps it"
 _REFUSED = "the record pins this version, which locking refuses"
 _SHARED = {"cudnn": "nvidia/cudnn/lib/libcudnn.so.N", "nccl": "nvidia/nccl/lib/libnccl.so.2"}
@@ -175,29 +177,80 @@ def _added(requirement: str, reason: str) -> PinChange:
     return PinChange(name_of(requirement), None, requirement, reason)
 
 
-def without_dropped(manifest: TrainingManifest, names: Collection[str]) -> TrainingManifest:
-    """Return the manifest without them; UsageError for unknown distributions, and for the run's framework."""
-    dropped = {canonicalize_name(it) for it in names}
-    if unknown := sorted(dropped - {canonicalize_name(it.name) for it in manifest.distributions}):
+def reasons_of(texts: Iterable[str]) -> dict[NormalizedName, str]:
+    """Read what `--drop` names, `NAME` or `NAME=REASON`: the reason by normalised name; UsageError for a version."""
+    reasons = {}
+    for text in texts:
+        name, _, reason = text.partition("=")
+        if reason.startswith("="):
+            what, todo = "a distribution is left out by its name, without a version", f"give --drop {name}"
+            raise UsageError(what, where=f"--drop {text}", todo=todo)
+        reasons[canonicalize_name(name.strip())] = reason.strip() or REASON
+    return reasons
+
+
+def without_dropped(manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> TrainingManifest:
+    """Return the manifest without them; UsageError for unknown distributions, and for a framework that the run used.
+
+    `dropped` has a reason by name.
+    """
+    if unknown := sorted(set(dropped) - {canonicalize_name(it.name) for it in manifest.distributions}):
         todo = "give the name of a distribution of the run; what another one requires goes only with that one"
         raise UsageError(f"the run does not have {', '.join(unknown)}", where=f"--drop {unknown[0]}", todo=todo)
     used = known_framework(manifest)
-    if used and canonicalize_name(used.distribution) in dropped:
+    if used and dropped.get(canonicalize_name(used.distribution), ONLY_IMPORTED) != ONLY_IMPORTED:
         todo = "keep it, or give --framework none if the run used no framework"
         raise UsageError(f"{used.distribution} is the run's framework", where=f"--drop {used.distribution}", todo=todo)
+    return _without(manifest, dropped)
+
+
+def _without(manifest: TrainingManifest, dropped: Collection[NormalizedName]) -> TrainingManifest:
     framework = manifest.framework
     lost = framework is not None and canonicalize_name(framework.distribution) in dropped
     kept = tuple(it for it in manifest.distributions if canonicalize_name(it.name) not in dropped)
     frameworks = tuple(it for it in manifest.frameworks if canonicalize_name(it.distribution) not in dropped)
-    return replace(manifest, distributions=kept, framework=None if lost else framework, frameworks=frameworks)
+    return replace(
+        manifest,
+        distributions=kept,
+        imported=tuple(it for it in manifest.imported if canonicalize_name(it) not in dropped),
+        framework=None if lost else framework,
+        frameworks=frameworks,
+    )
 
 
-def dropped_from(stack: Stack, manifest: TrainingManifest, names: Collection[str]) -> Stack:
-    """Return the stack without them, and with each as a change of the run's pins."""
-    dropped = {canonicalize_name(it) for it in names}
+def only_imported(
+    manifest: TrainingManifest, profiles: Profiles, variant: str
+) -> tuple[TrainingManifest, tuple[str, ...]]:
+    """Return the manifest with what the run imported, and the names of the others, sorted; UsageError where unknown.
+
+    The framework that a person named counts as imported; with any framework so do NVIDIA's wheels, some of whose
+    libraries are loaded later.
+    """
+    names = {canonicalize_name(it.name) for it in manifest.distributions}
+    imported = {canonicalize_name(it) for it in manifest.imported}
+    write = 'into the manifest that `envbuild convert` writes: "imported": ["pandas", "scikit-learn"]'
+    if not imported:
+        todo = "capture at the end of the training, in its own process (envbuild.capture()); or write the distributions"
+        what = "the manifest does not say what the run imported"
+        raise UsageError(what, where=ONLY_IMPORTED, todo=f"{todo} {write}; or leave each out by --drop NAME")
+    if unknown := sorted(imported - names):
+        what = f"the run does not have {', '.join(unknown)}, which the manifest names as imported"
+        raise UsageError(what, where="imported", todo=f"write names of distributions, not of modules, {write}")
+    named = manifest.framework if manifest.framework_source else None
+    kept = imported | ({canonicalize_name(named.distribution)} if named else set())
+    # The variant decides about NVIDIA's wheels, also about those that something else requires.
+    if variant == "cpu" or kept & {name for it in profiles.frameworks for name in it.distributions}:
+        patterns = (*profiles.nvidia_wheels, *profiles.cuda_only)
+        kept |= {name for name in names if any(fnmatchcase(name, it) for it in patterns)}
+    return _without(manifest, names - kept), tuple(sorted(names - kept))
+
+
+def dropped_from(stack: Stack, manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> Stack:
+    """Return the stack without them, and with each as a change of the run's pins; `dropped` has a reason by name."""
     versions = {canonicalize_name(it.name): it.version for it in manifest.distributions}
     changes = [
-        PinChange(it, f"{it}=={version}" if (version := versions[it]) else it, None, REASON) for it in sorted(dropped)
+        PinChange(it, f"{it}=={version}" if (version := versions[it]) else it, None, reason)
+        for it, reason in sorted(dropped.items())
     ]
     gaps = stack.gaps
     return replace(

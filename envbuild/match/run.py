@@ -229,14 +229,8 @@ def _model_writer(manifest: TrainingManifest) -> str | None:
 
 
 def pins_of(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:
-    """Name and version of every distribution; MatchError names those whose version the record does not have."""
-    unknown = [it for it in manifest.distributions if it.version is None]
-    if unknown:
-        lines = (f"{it.name}: {it.origin.url or f'from {it.origin.kind}'}" for it in unknown)
-        what = "\n  - ".join(("the record does not say which version these had:", *lines))
-        todo = "take the record again by `pip inspect`, which says it; or write name==version of a wheel that you made"
-        raise MatchError(what, where="distributions", todo=f"{todo}, and give its folder to pip or uv as find-links")
-    return tuple(sorted((canonicalize_name(it.name), it.version or "") for it in manifest.distributions))
+    """Name and version of every distribution, but of those whose version the record does not have; a lock needs it."""
+    return tuple(sorted((canonicalize_name(it.name), it.version) for it in manifest.distributions if it.version))
 
 
 def conda_versions(manifest: TrainingManifest) -> tuple[tuple[str, str], ...]:

@@ -98,6 +98,8 @@ class Stack:
     decisions: tuple[Decision, ...]
     dropped: tuple[str, ...] = ()
     """Normalised names of distributions of the run that were left out by hand; sorted."""
+    not_imported: tuple[str, ...] = ()
+    """Those that the run did not import; the lock has them where one that stays requires them. Empty if all stay."""
     overrides: tuple[tuple[str, str], ...] = ()
     """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import BuildError, LockError, UsageError
+from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import OVERLAPS_LINE, assemble, wheels_to_read
 from envbuild.image.child import Parent, interpreter_of
 from envbuild.image.config import CHECK_LINE, OURS
@@ -20,10 +20,9 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
-from envbuild.lock.dependencies import Declared, find_needed, marker_environment
+from envbuild.lock.dependencies import Declared, find_needed, marker_environment, read_declared
 from envbuild.lock.download import Downloads
-from envbuild.lock.facts import FactReader
-from envbuild.lock.model import Lock, LockedWheel
+from envbuild.lock.model import Lock
 from envbuild.lock.resolution import open_session
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
@@ -58,7 +57,7 @@ def find_slimmed(
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
     with open_session((), lock.target, order.index_settings(), options.cache) as session:
-        declared = _declared(session.reader, (*lock.wheels, *above.wheels), report)
+        declared = read_declared(session.reader, (*lock.wheels, *above.wheels), "--slim", _WITHOUT, report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
         candidates = [it for it in lock.wheels if it.name in most.lock.slim] if modules else []
         brought = {it.name: session.reader.modules(it) for it in candidates}
@@ -176,15 +175,6 @@ def _base(parent: Parent, config: dict[str, Any], layers: tuple[Layer, ...], pyt
     }
     below = replace(parent.image, config=canonical_json(cut), layers=layers)
     return Base(name=parent.name, image=below, target=parent.lock.target, python_path=python)
-
-
-def _declared(reader: FactReader, wheels: tuple[LockedWheel, ...], report: Reporter) -> Declared:
-    facts = reader.all_facts(wheels, report)
-    unread = [wheel.filename for wheel, known in zip(wheels, facts, strict=True) if known is None]
-    if unread:
-        what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
-        raise LockError(what, where="--slim", todo=f"give its wheel in a folder (--find-links DIR), or {_WITHOUT}")
-    return {wheel.name: known.requires for wheel, known in zip(wheels, facts, strict=True) if known}
 
 
 def slimmed(

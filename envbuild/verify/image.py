@@ -1,7 +1,7 @@
 """One image against its lock, its base and, where it is given, its run."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +105,7 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
         yield Finding(about="environment", agrees=False, says=error.what)
         return
     yield from _config_findings(subject, recipe)
-    stack, profiles = match_run(inquiry.run, recipe) if inquiry.run else (None, None)
+    stack, profiles = match_run(inquiry.run, recipe, inquiry.lock.drops) if inquiry.run else (None, None)
     proving = False
     if stack and profiles:
         yield _stack_finding(subject, recipe, stack)
@@ -257,14 +257,14 @@ def _changed_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterat
             yield key
 
 
-def match_run(run: Run, recipe: Recipe) -> tuple[Stack, Profiles]:
+def match_run(run: Run, recipe: Recipe, drop: Collection[str] = ()) -> tuple[Stack, Profiles]:
     """Decide again what building decided, for the image's own variant and machine; ManifestError, MatchError."""
     manifest = read_manifest(run.manifest, run.name)
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if run.overrides else frameworks_of(manifest))
     label, machine = dict(recipe.labels).get(_VARIANT), recipe.target.machine
     variant = cast("VariantChoice", label if label in ("gpu", "cpu") else "auto")
     source, overrides = run.cuda_source, run.overrides
-    stack = match(manifest, profiles, variant, cuda_source=source, overrides=overrides, machine=machine)
+    stack = match(manifest, profiles, variant, cuda_source=source, overrides=overrides, machine=machine, drop=drop)
     return stack, profiles
 
 

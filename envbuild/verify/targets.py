@@ -50,6 +50,8 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
     RegistryError where a registry does not answer, BuildError for a layer that cannot be read.
     """
     first, *others = targets
+    locks = first.model.locks.values() if first.model else ()
+    dropped = {name for lock in locks for name in lock.dropped}
     for target in targets:
         for it in _alone(target, report):
             yield it if any(it.between) else it.with_targets(target.name, target.name)
@@ -58,7 +60,9 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
         tags = tag_findings(stamp, other.reference) if stamp and other.reference else ()
         shared = prove_sharing(first.image, other.image, report) if first.image and other.image else ()
         yield from (it.with_targets(first.name, other.name) for it in (*tags, *shared))
-        yield from apply_rules(first.side, other.side)
+        # What an image does without is in its lock, which a stamped model has.
+        found = replace(other.side, dropped=other.side.dropped | dropped) if other.image else other.side
+        yield from apply_rules(first.side, found)
 
 
 def _alone(target: Target, report: Report) -> Iterator[Finding]:

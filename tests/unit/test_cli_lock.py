@@ -217,6 +217,47 @@ def test_what_is_dropped_is_recorded_with_what_still_requires_it(site):
     assert "the run does not have absent" in site.refused("--drop", "absent", code=2)
 
 
+def test_what_the_run_did_not_import_is_left_out_and_what_the_others_require_is_of_the_run(site):
+    manifest = manifest_of(TENSORFLOW, TOOL, *NEEDED, imported=["tensorflow-cpu"])
+    absent = {"name": "notebook", "version": "7.0", "origin": {"kind": "index"}}
+    odd = {"name": "odd", "origin": {"kind": "vcs", "url": "https://example.com/odd", "commit": "9fceb02d"}}
+    site.tell(manifest | {"distributions": [*manifest["distributions"], absent, odd]})
+    found = site.locked("--only-imported", "--drop", "serve=trains nothing")
+    assert site.pins() == ["numbers==1.0", "tensorflow-cpu==2.15.1", "tool==1.0"]
+    unused = dict.fromkeys(("helper", "notebook", "odd"), "--only-imported")
+    assert found["left_out"] == {"serve": "trains nothing; nothing that stays requires it"} | unused
+    said = "3 distributions left out, as the run did not import them: helper, notebook, odd; pylock.toml names all"
+    assert said in found["notes"]
+    text = (site.out / "pylock.toml").read_bytes()
+    lock = read_pylock(text, "pylock.toml")
+    assert lock.dropped == ("helper", "notebook", "odd", "serve")
+    assert dict(lock.drop_reasons) == {"serve": "trains nothing"} | unused
+    # A lock of serving, or of this machine, leaves out by name what the stamped one has left out.
+    site.locked(*(option for it in lock.drops for option in ("--drop", it)))
+    assert (site.out / "pylock.toml").read_bytes() == text
+
+
+def test_an_incomplete_record_is_completed_around_what_the_run_imported(site):
+    record = {"format": "requirements", "complete": False}
+    site.tell(manifest_of(TENSORFLOW, TOOL, NEEDED[1], imported=["tensorflow-cpu"], source=record))
+    found = site.locked("--only-imported")
+    assert site.pins() == ["numbers==1.0", "tensorflow-cpu==2.15.1", "tool==1.0"], "not the newer tool"
+    assert found["left_out"] == {"helper": "--only-imported"}
+
+
+def test_a_version_that_the_record_does_not_say_is_named_with_everything_else_that_fails(site):
+    manifest = manifest_of()
+    clip = {"name": "clip", "origin": {"kind": "vcs", "url": "https://example.com/clip", "commit": "9fceb02d"}}
+    absent = {"name": "absent", "version": "1.0", "origin": {"kind": "index"}}
+    site.tell(manifest | {"distributions": [*manifest["distributions"], clip, absent]})
+    said = site.refused()
+    assert "clip: the record does not say which version it had; it came from https://example.com/clip" in said
+    assert "absent==1.0: no index has a project of this name" in said
+    assert "or what the run did not import by --only-imported" in said
+    assert "clip: the record does not say" in site.refused("--drop", "absent")
+    assert site.locked("--drop", "absent", "--drop", "clip")["wheels"] == 2
+
+
 def test_the_plan_s_warnings_and_changes_are_shown(site, index: FakeIndex):
     old, gpu = make_wheel("numpy", "2.0.0"), make_wheel("nvidia-cudnn-cu12", "8.9.4.25")
     index.add(old)

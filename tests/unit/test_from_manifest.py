@@ -900,16 +900,19 @@ def test_what_is_set_by_hand_is_loud_and_goes_into_the_stamp(site):
 
 
 def test_what_is_dropped_goes_into_the_stamp_and_a_run_without_framework_is_built(site):
-    done = site.build("--framework", "none", "--drop", "tool", "--out", "out", "--stamp", "model", "--json")
+    done = site.build("--framework", "none", "--drop", "tool=tests", "--out", "out", "--stamp", "model", "--json")
     assert done.returncode == 0, done.stderr
     assert "no framework on Python 3.11" in done.stderr
-    assert "tool is left out: --drop" in done.stderr
+    assert "tool is left out: tests" in done.stderr
     result = json.loads(done.stdout)
     assert result["dropped"] == ["tool"]
     [image] = json.loads((site.folder / "model" / result["stamped"]).read_bytes())["images"]
     assert "1 left out: tool" in image["identity"]
     locks = [path.read_bytes() for path in (site.folder / "model").rglob("*.toml")]
-    assert [read_pylock(it, "lock").dropped for it in locks] == [("tool",)]
+    assert [read_pylock(it, "lock").drops for it in locks] == [("tool=tests",)]
+    said = run_envbuild("verify", "model", "out", cwd=site.folder).stdout
+    assert said.count("left out by --drop or --only-imported: tool 1.0") == 2, "of the lock, and of the image"
+    assert "tool: wanted 1.0, and it is not there" not in said
 
 
 def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):

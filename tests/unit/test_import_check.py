@@ -201,6 +201,16 @@ def test_what_was_asked_for_by_name_is_imported_and_the_framework():
     assert imported_distributions(stack, replace(RUN, distributions=asked), required) == {"tensorflow-cpu", "six"}
 
 
+def test_where_the_image_has_only_what_was_imported_all_of_that_is_imported():
+    run = replace(RUN, imported=("tensorflow", "Six", "numpy"))
+    asked = replace(run, distributions=tuple(replace(it, requested=it.name == "six") for it in run.distributions))
+    assert imported_distributions(match(asked, PROFILES, "cpu"), asked, frozenset()) == {"tensorflow-cpu", "six"}
+    only = match(asked, PROFILES, "cpu", imported_only=True)
+    assert imported_distributions(replace(only, not_imported=("x",)), asked, frozenset({"numpy"})) == {
+        "tensorflow-cpu", "tensorflow", "six", "numpy",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("source", [RUN.source, Source(format="pip-freeze", complete=False)])
 def test_of_a_list_of_what_was_installed_that_is_imported_which_nothing_requires(source):
     run = replace(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import permutations, product
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -21,6 +22,7 @@ from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
 from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
 from envbuild.match.stack import Stack
+from tests.unit.converting import read
 
 PROFILES = load_profiles(data_folder("profiles"))
 TENSORFLOW, TORCH, JAX = PROFILES.frameworks
@@ -495,8 +497,68 @@ def test_what_is_dropped_is_left_out_and_recorded():
     assert "mkl" in gaps.without
 
 
+def test_a_reason_to_drop_is_the_reason_of_the_change():
+    stack = match(ran("torch", "torch", "2.5.1+cpu", ("mkl", "2024.0")), PROFILES, drop=["MKL = the index has none"])
+    assert [(it.before, it.after, it.reason) for it in stack.changes] == [("mkl==2024.0", None, "the index has none")]
+
+
+def test_of_several_frameworks_that_one_counts_which_the_run_imported():
+    run, _ = two("torch", "gpu", "tensorflow", "gpu", listed_first="tensorflow", gpus=(Gpu(name="Tesla T4"),))
+    others = [Distribution(name=it, version="1", origin=Origin(kind="index")) for it in ("requests", "ipykernel")]
+    run = replace(run, distributions=(*run.distributions, *others), imported=("Torch", "requests"))
+    stack = match(run, PROFILES, imported_only=True)
+    assert (stack.framework, stack.distribution) == ("torch", "torch")
+    assert {"ipykernel", "tensorflow"} <= set(stack.not_imported)
+    assert "requests==1" in stack.requirements
+    had = {canonicalize_name(it.name) for it in run.distributions}
+    assert set(filter(is_nvidia, had)) == set(filter(is_nvidia, names(stack))) != set()
+
+
+def test_a_run_that_imported_no_framework_gets_none_and_no_cuda():
+    pins = ("nvidia-cudnn-cu12", "9.1.0.70"), ("nvidia-nccl-cu12", "2.21.5"), ("xgboost", "2.1.0")
+    run = replace(ran("torch", "torch", "2.5.1", *pins), imported=("xgboost",))
+    stack = match(run, PROFILES, imported_only=True)
+    assert (stack.framework, stack.requirements) == ("none", ("xgboost==2.1.0",))
+    assert stack.not_imported == ("nvidia-cudnn-cu12", "nvidia-nccl-cu12", "torch")
+    assert match(run, PROFILES, "cpu", imported_only=True).not_imported == ("torch",), "the variant has no NCCL"
+    again = match(run, PROFILES, drop=[f"{it}=--only-imported" for it in stack.not_imported])
+    assert (again.framework, again.requirements) == (stack.framework, stack.requirements), "as serving and local do"
+    named = match(replace(run, framework_source="--framework"), PROFILES, "cpu", imported_only=True)
+    assert (named.framework, named.not_imported) == ("torch", ())
+
+
+def test_of_a_hosted_notebook_s_freeze_the_stack_has_what_the_run_imported():
+    text = (Path(__file__).parents[2] / "benchmarks" / "freezes" / "notebook-py313.txt").read_text()
+    run = read("freeze.txt", text, python="3.13.5", gpu="none")
+    assert (len(run.distributions), {it.name for it in run.frameworks}) == (
+        641,
+        {"tensorflow", "torch", "jax", "keras"},
+    )
+    stack = match(replace(run, imported=("pandas", "scikit-learn")), PROFILES, imported_only=True)
+    assert stack.requirements == ("pandas==2.2.3", "scikit-learn==1.6.1")
+    assert (stack.framework, stack.variant, len(stack.not_imported)) == ("none", "cpu", 639)
+
+
 @pytest.mark.parametrize(
-    ("name", "says"), [("absent", "does not have absent"), ("torch", "torch is the run's framework")]
+    ("imported", "says", "todo"),
+    [
+        ((), "does not say what the run imported", "--drop NAME"),
+        (("sklearn",), "does not have sklearn", "not of modules"),
+    ],
+)
+def test_what_was_imported_has_to_be_known(imported, says, todo):
+    with pytest.raises(UsageError, match=says) as caught:
+        match(replace(ran("torch", "torch", "2.5.1+cpu"), imported=imported), PROFILES, imported_only=True)
+    assert todo in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("absent", "does not have absent"),
+        ("torch", "torch is the run's framework"),
+        ("torch==2.5.1", "by its name, without a version"),
+    ],
 )
 def test_what_the_run_did_not_have_or_its_framework_cannot_be_dropped(name, says):
     with pytest.raises(UsageError, match=says) as caught:

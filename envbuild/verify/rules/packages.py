@@ -347,8 +347,8 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
         says = f"{counted(len(slim), 'package')} that only training uses {'is' if len(slim) == 1 else 'are'} left out: "
         yield _left_out("slim", says, slim, "nothing if the golden sample agrees there; else build it without --slim")
     if dropped:
-        todo = "nothing if the model does without; else build it without --drop"
-        yield _left_out("dropped", "left out by --drop: ", dropped, todo)
+        todo = "nothing if the model does without; else build it without --drop and --only-imported"
+        yield _left_out("dropped", "left out by --drop or --only-imported: ", dropped, todo)
     lacking = [it for it in lacking if it not in (*slim, *dropped)]
     nvidia = [it for it in lacking if is_nvidia(it.name)]
     none = bool(nvidia) and not any(map(is_nvidia, found.packages))
