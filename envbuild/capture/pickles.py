@@ -11,6 +11,8 @@ from envbuild.capture.formats import UBJSON_TAIL, ubjson_version
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import LONGEST_TEXT, RangeReader, short_text
 
+LZ4 = b"\x04\x22\x4d\x18"
+"""How a stream of LZ4 begins; the standard library cannot unpack it."""
 _MOST_OPCODES = 3000000
 _MOST_KEPT = 1000000
 _MOST_CLASSES = 200
@@ -32,6 +34,8 @@ class PickleFacts(NamedTuple):
     """Classes and functions by their full name, sorted."""
     versions: Dict[str, str]
     """The version of each library that its objects state."""
+    aligned: bool = False
+    """Whether joblib has padded its arrays, which it does from 1.2 on."""
     unread: Optional[str] = None
     """Why it was not read to its end."""
 
@@ -45,7 +49,7 @@ def read_pickle(source: RangeReader) -> PickleFacts:
         if not reader.classes:
             raise
         unread = str(error)
-    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, unread)
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.aligned, unread)
 
 
 class _PickleBytes:
@@ -131,8 +135,6 @@ def _decompressor(head: bytes) -> Any:
             return importlib.import_module("lzma").LZMADecompressor()
     except ImportError as error:  # of a Python that was built without the library
         raise Unread("it is compressed, and this Python cannot unpack it: %s" % error) from None
-    if head.startswith(b"\x04\x22\x4d\x18"):
-        raise Unread("it is compressed by LZ4, which is not read here")
     return None
 
 
@@ -163,6 +165,7 @@ class _Opcodes:
         self.protocol = 0
         self.classes: Set[str] = set()
         self.versions: Dict[str, str] = {}
+        self.aligned = False
 
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
@@ -293,6 +296,7 @@ class _Opcodes:
         dtype, shape = state.get("dtype"), state.get("shape")
         arguments = dtype.arguments if isinstance(dtype, _Object) else None
         code = arguments[0] if isinstance(arguments, tuple) and arguments else None
+        padded = self.aligned = isinstance(state.get("numpy_array_alignment_bytes"), int)
         kind = _DTYPE.fullmatch(code) if isinstance(code, str) else None
         if kind is None or not isinstance(shape, tuple) or not all(isinstance(it, int) and it >= 0 for it in shape):
             raise Unread("it has an array of a kind that is not read here")
@@ -307,6 +311,6 @@ class _Opcodes:
         size = int(kind.group(2)) * (4 if kind.group(1) == "U" else 1)
         for length in shape:
             size *= length
-        if isinstance(state.get("numpy_array_alignment_bytes"), int):
+        if padded:
             self._stream.skip(self._stream.read(1)[0])
         self._stream.skip(size)
