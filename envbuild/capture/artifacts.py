@@ -15,6 +15,7 @@ _SKLEARN = re.compile(rb'"_sklearn_version":\s*\{[^{}]*"content":\s*"\\"([^"\\]{
 _SKOPS = re.compile(rb'"_skops_version":\s*"([^"\\]{1,50})"')
 _XGBOOST_JSON = re.compile(rb'"version":\s*(\[\d+,\s*\d+,\s*\d+\])')
 _CATBOOST = re.compile(rb"(?:tags/v|CatBoost release )(\d+(?:\.\d+)+)")
+_CATBOOST_INFO = re.compile(rb'"(catboost_version_info)"')
 _LIGHTGBM_END = re.compile(rb"(end of trees|feature[_ ]importances:)")
 _LEARNER = struct.Struct("<fIiiiII")
 """LearnerModelParam of XGBoost's binary format, up to the minor version (src/learner.cc of 1.0 to 2.1)."""
@@ -45,10 +46,10 @@ def read_pickled(facts: Facts, place: ModelPlace, path: str) -> None:
     facts["details"]["modules"] = ",".join(sorted(modules)) or None
     facts["details"]["classes"] = short_text(",".join(it for it in found.classes if it.partition(".")[0] in modules))
     names = "\n".join(found.classes)
+    facts["details"].update(sorted(found.since.items()))
     for library, lowest, pattern in _LOWEST:
         if pattern.search(names):
             facts["details"].setdefault(library, lowest)
-    facts["details"]["joblib"] = "1.2" if found.aligned else None
     if found.unread:
         raise Unread("%s: %s" % (path, found.unread))
 
@@ -99,7 +100,8 @@ def read_json_model(facts: Facts, place: ModelPlace, path: str) -> None:
         _add_xgboost(facts, path, ".".join(re.findall(r"\d+", version or "")))
     elif re.match(rb'\{\s*"(?:features_info|model_info|oblivious_trees|trees)"\s*:', head):
         version = search(source.windows(0, source.size), _CATBOOST)
-        if version:
+        # Builds before 1.2 do not name their release.
+        if version or search(source.windows(0, source.size), _CATBOOST_INFO):
             facts["format"] = "catboost"
             add_writer(facts, "catboost", version)
 

@@ -25,6 +25,12 @@ _DTYPE = re.compile(r"[<>|=]?([A-Za-z])(\d+)")
 _LIBRARIES = {"_sklearn_version": "scikit-learn"}
 """Attributes in which a library's objects keep the version that wrote them."""
 
+_SINCE = {
+    ("joblib.numpy_pickle.NumpyArrayWrapper", "numpy_array_alignment_bytes"): ("joblib", "1.2"),
+    ("lightgbm.basic.Booster", "_handle"): ("lightgbm", "4.0"),
+}
+"""From which release of its library on a class has an attribute; older ones do not load what has it."""
+
 
 class PickleFacts(NamedTuple):
     """What the opcodes say."""
@@ -34,8 +40,8 @@ class PickleFacts(NamedTuple):
     """Classes and functions by their full name, sorted."""
     versions: Dict[str, str]
     """The version of each library that its objects state."""
-    aligned: bool = False
-    """Whether joblib has padded its arrays, which it does from 1.2 on."""
+    since: Dict[str, str]
+    """The lowest release of a library that has the attributes of its objects."""
     unread: Optional[str] = None
     """Why it was not read to its end."""
 
@@ -49,7 +55,7 @@ def read_pickle(source: RangeReader) -> PickleFacts:
         if not reader.classes:
             raise
         unread = str(error)
-    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.aligned, unread)
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.since, unread)
 
 
 class _PickleBytes:
@@ -165,7 +171,7 @@ class _Opcodes:
         self.protocol = 0
         self.classes: Set[str] = set()
         self.versions: Dict[str, str] = {}
-        self.aligned = False
+        self.since: Dict[str, str] = {}
 
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
@@ -290,13 +296,13 @@ class _Opcodes:
                 self.versions.setdefault(_LIBRARIES[key], short_text(value) or "")
             if isinstance(found, _Object) and len(found.state) < 100:
                 found.state[key] = value
+                self.since.update([_SINCE[found.name, key]] if (found.name, key) in _SINCE else [])
 
     def _pass_array(self, state: Dict[str, Any]) -> None:
         """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""
         dtype, shape = state.get("dtype"), state.get("shape")
         arguments = dtype.arguments if isinstance(dtype, _Object) else None
         code = arguments[0] if isinstance(arguments, tuple) and arguments else None
-        padded = self.aligned = isinstance(state.get("numpy_array_alignment_bytes"), int)
         kind = _DTYPE.fullmatch(code) if isinstance(code, str) else None
         if kind is None or not isinstance(shape, tuple) or not all(isinstance(it, int) and it >= 0 for it in shape):
             raise Unread("it has an array of a kind that is not read here")
@@ -311,6 +317,6 @@ class _Opcodes:
         size = int(kind.group(2)) * (4 if kind.group(1) == "U" else 1)
         for length in shape:
             size *= length
-        if padded:
+        if isinstance(state.get("numpy_array_alignment_bytes"), int):
             self._stream.skip(self._stream.read(1)[0])
         self._stream.skip(size)

@@ -14,8 +14,11 @@ from envbuild.verify.rules.packages import minor, numbers
 from envbuild.verify.sources import Side
 
 _PICKLES = ("pickle", "joblib")
-_TITLES = {"scikit-learn": "scikit-learn", "xgboost": "XGBoost", "catboost": "CatBoost", "spacy": "spaCy"}
-"""Libraries that say which release wrote a model. LightGBM does not, and 2.3 to 4.6 load each other's models."""
+_TITLES = {
+    "scikit-learn": "scikit-learn", "xgboost": "XGBoost", "catboost": "CatBoost", "spacy": "spaCy",
+    "transformers": "transformers", "sentence-transformers": "sentence-transformers",
+}  # fmt: skip
+"""Libraries that say which release wrote a model. LightGBM does not, and 2.3 to 4.7 load each other's models."""
 _XGBOOST = ("xgboost", "xgboost-cpu")
 _NO_BINARY = (3, 1)
 """XGBoost reads its old binary format before 3.1 only: 3.0.5 loads what 1.7.6 wrote, 3.1.1 does not."""
@@ -29,19 +32,32 @@ _ONNX = (
 _ONNX_TRIED = (1, 31)
 _ONNX_NUMBERS = (("opset", "opset"), ("ir_version", "IR version"), ("opset:ai.onnx.ml", "opset of ai.onnx.ml"))
 _OTHER_SPACY = "A pipeline of another major version of spaCy has other files, and is not loaded."
-_SPACY_RANGE = "The pipeline names the releases that it was made for; spaCy warns where another loads it."
+_OLDER_SPACY = "An older spaCy may lack what the pipeline names, as 3.7.2 lacks TextCatBOW.v3 of 3.7.5."
+_NEWER_SPACY = "spaCy warns of pipelines that were made for other releases, which may predict other numbers."
 _NEWER_ONNX = "ONNX Runtime refuses an opset or IR version that is newer than its release."
+_NEWER: dict[str, tuple[str, Severity | None]] = {
+    "xgboost": ("An older XGBoost loads such a model without an error, and may predict other numbers.", None),
+    "catboost": ("CatBoost promises to load what older releases wrote only.", "warning"),
+    "transformers": ("An older release does not know architectures that came later, as 4.50 does not Qwen3.", "note"),
+    "sentence-transformers": ("sentence-transformers itself warns of models that a newer release made.", "warning"),
+}
+"""What a library says of a model that a newer release wrote."""
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
-_READERS = {"lightgbm": "lightgbm", "skops": "skops"}
-"""Formats that one distribution reads."""
+_OWN = ("catboost", "lightgbm", "skops")
+"""Formats that only the distribution of the same name reads."""
 _MODULES = {
     "catboost": ("catboost",), "lightgbm": ("lightgbm",), "numpy": ("numpy",), "pandas": ("pandas",),
     "prophet": ("prophet",), "scipy": ("scipy",), "sklearn": ("scikit-learn",), "spacy": ("spacy",),
     "statsmodels": ("statsmodels",), "torch": ("torch",), "transformers": ("transformers",),
     "xgboost": _XGBOOST, "joblib": ("joblib",), "cloudpickle": ("cloudpickle",), "dill": ("dill",), "lz4": ("lz4",),
     "imblearn": ("imbalanced-learn",), "category_encoders": ("category-encoders",), "keras": ("keras", "tensorflow"),
+    "feature_engine": ("feature-engine",), "lifelines": ("lifelines",), "umap": ("umap-learn",),
 }  # fmt: skip
 """The distributions that bring a module, of those that are met in pickled models."""
+
+
+_BOUND = {"numpy": "NumPy", "scipy": "SciPy", "joblib": "joblib", "cloudpickle": "cloudpickle", "lightgbm": "LightGBM"}
+"""Libraries of which capture says the lowest release that loads a pickle."""
 
 
 class _Judgement(NamedTuple):
@@ -66,7 +82,8 @@ def _of_writers(it: Artifact, environment: Side) -> Iterator[Finding]:
         title, about = _TITLES[name], f"{it.path or 'model'} of {_TITLES[name]}"
         there = _version(environment, _XGBOOST if name == "xgboost" else (name,))
         if there is None:
-            if environment.packages is not None and environment.complete:
+            # What transformers describe can be loaded by others, too.
+            if environment.packages is not None and environment.complete and "transformers" not in name:
                 says, todo = f"{title} {version} wrote it, and none is there", f"install {name}=={version} there"
                 yield differs("artifact-library", about, says, wanted=version, found="none", todo=todo)
             continue
@@ -82,9 +99,11 @@ def _of_writers(it: Artifact, environment: Side) -> Iterator[Finding]:
 
 
 def _of_reader(it: Artifact, environment: Side) -> Iterator[Finding]:
-    """A format whose reader is not there, where no writer says which release is wanted."""
-    name = _READERS.get(it.format)
-    if name and environment.packages is not None and environment.complete and name not in environment.packages:
+    """A format whose only reader is not there, where no writer says so."""
+    name, packages = it.format, environment.packages
+    if name not in _OWN or name in dict(_writers(it)) or packages is None or not environment.complete:
+        return
+    if name not in packages:
         says, todo = f"only {name} reads it, and none is there", f"install {name} there, in the version of the run"
         yield differs("artifact-library", f"{it.path or 'model'} of {name}", says, wanted=name, found="none", todo=todo)
 
@@ -149,29 +168,26 @@ def _judge(name: str, artifact: Artifact, writer: str, there: str) -> _Judgement
     one, other, title = numbers(writer)[:2], numbers(there)[:2], _TITLES[name]
     same = f"serve it with {title} {minor(writer)}, or save it again with {there}"
     if name == "spacy":
-        return _judge_range(artifact, there) if one[:1] == other[:1] else _Judgement(_OTHER_SPACY, same)
+        return _judge_range(artifact, writer, there) if one[:1] == other[:1] else _Judgement(_OTHER_SPACY, same)
     if name == "scikit-learn" or artifact.format in _PICKLES:
         text = f"{title} promises nothing about objects of another minor version; what loads may predict other numbers."
         return _Judgement(text, same) if one != other else None
     if dict(artifact.details).get("encoding") == "binary" and other >= _NO_BINARY:
         todo = f"load it with {title} {minor(writer)} to 3.0, and save it as .ubj or .json"
         return _Judgement(f"{title} 3.1 no longer reads its old binary format.", todo)
-    if one > other:
-        todo = f"serve it with {title} {minor(writer)} or later"
-        if name == "catboost":
-            return _Judgement("CatBoost promises to load what older releases wrote only.", todo, "warning")
-        return _Judgement("An older XGBoost loads such a model without an error, and may predict other numbers.", todo)
-    return None
+    why, severity = _NEWER[name]
+    return _Judgement(why, f"serve it with {title} {minor(writer)} or later", severity) if one > other else None
 
 
-def _judge_range(artifact: Artifact, there: str) -> _Judgement | None:
+def _judge_range(artifact: Artifact, writer: str, there: str) -> _Judgement | None:
     """Whether a version is in the range that a pipeline of spaCy has in its meta.json."""
     requires = dict(artifact.details).get("requires", "")
     try:
         allowed = SpecifierSet(requires.removeprefix("spacy")).contains(there, prereleases=True)
     except (InvalidSpecifier, InvalidVersion):
         return None
-    return None if allowed else _Judgement(_SPACY_RANGE, f"install {requires} there, or train it again", "warning")
+    older, todo = numbers(there) < numbers(writer), f"install {requires} there, or train it again"
+    return None if allowed else _Judgement(_OLDER_SPACY if older else _NEWER_SPACY, todo, None if older else "warning")
 
 
 def _lacking(environment: Side, modules: list[str], details: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -194,7 +210,7 @@ def _too_old(environment: Side, details: dict[str, str]) -> Iterator[tuple[str, 
     if details.get("protocol") == "5" and python and python < _PROTOCOL_5:
         todo = "load it with Python 3.8 or later, or save it again with protocol 4"
         yield "pickle protocol 5", f"Python {environment.python}", todo
-    for name, title in (("numpy", "NumPy"), ("scipy", "SciPy"), ("joblib", "joblib"), ("cloudpickle", "cloudpickle")):
+    for name, title in _BOUND.items():
         there, lowest = _version(environment, (name,)), details.get(name)
         if there and lowest and numbers(there) < numbers(lowest):
             todo = f"install {title} {lowest} or later there, best the version of the run"
