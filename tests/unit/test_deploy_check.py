@@ -84,7 +84,9 @@ def test_a_model_that_its_environment_cannot_load_is_refused_with_the_remedy(sit
     for given in (reference, pushed(site, on_top(pulled(site), SERVER, {"app/v": b"2"}), "other:1")):
         done = site("deploy-check", "model", given, "--json")
         errors = [rule for rule, severity in wrong(done) if severity == "error"]
-        assert (done.returncode, errors) == (16, ["artifact-library", "artifact-pickle", "artifact-pickle"]), done.stderr
+        assert (done.returncode, errors) == (16, ["artifact-library", "artifact-pickle", "artifact-pickle"]), (
+            done.stderr
+        )
         assert "install scikit-learn==1.9.1 there" in done.stdout
 
 
