@@ -8,22 +8,36 @@ import struct
 from envbuild.capture.files import Facts
 from envbuild.capture.formats import UBJSON_TAIL, add_writer, json_object, ubjson_version, zip_members, zip_search
 from envbuild.capture.gcs import Unread
-from envbuild.capture.pickles import read_pickle
+from envbuild.capture.pickles import LZ4, read_pickle
 from envbuild.capture.places import LONGEST_PIECE, ModelPlace, search, short_text
 
 _SKLEARN = re.compile(rb'"_sklearn_version":\s*\{[^{}]*"content":\s*"\\"([^"\\]{1,50})\\""')
 _SKOPS = re.compile(rb'"_skops_version":\s*"([^"\\]{1,50})"')
 _XGBOOST_JSON = re.compile(rb'"version":\s*(\[\d+,\s*\d+,\s*\d+\])')
 _CATBOOST = re.compile(rb"(?:tags/v|CatBoost release )(\d+(?:\.\d+)+)")
+_CATBOOST_INFO = re.compile(rb'"(catboost_version_info)"')
 _LIGHTGBM_END = re.compile(rb"(end of trees|feature[_ ]importances:)")
 _LEARNER = struct.Struct("<fIiiiII")
 """LearnerModelParam of XGBoost's binary format, up to the minor version (src/learner.cc of 1.0 to 2.1)."""
+_LOWEST = (
+    ("cloudpickle", "3.0", re.compile(r"cloudpickle\.cloudpickle\._(?:class|function)_setstate")),
+    ("numpy", "2.0", re.compile(r"numpy\.(?:_core\.(?!_|multiarray|umath)|random\._(?:mt19937|pcg64|philox|sfc64)\.)")),
+    ("numpy", "1.26.1", re.compile(r"numpy\._core\.")),
+    ("numpy", "1.24", re.compile(r"numpy\.random\._pickle\.__bit_generator_ctor\n.*__(?:generator|randomstate)_ctor")),
+    ("scipy", "1.8", re.compile(r"scipy\.sparse\._(?:bsr|coo|csc|csr|dia|dok|lil)\.")),
+)
+"""Names in pickles, and the lowest release that has them; NumPy writes arrays of protocol 5 otherwise than others."""
 _SPACY = re.compile(r"[>~=]=\s*(\d+(?:\.\d+)+)")
 
 
 def read_pickled(facts: Facts, place: ModelPlace, path: str) -> None:
     """Read the opcodes of a pickle: its protocol, and the classes that whoever loads it has to have."""
-    found = read_pickle(place.open(path))
+    source = place.open(path)
+    if source.head(4) == LZ4:
+        facts["format"] = "joblib"
+        facts["details"]["modules"] = "joblib,lz4"
+        raise Unread("%s is compressed by LZ4, which is not read here" % path)
+    found = read_pickle(source)
     facts["format"] = "joblib" if any(it.startswith("joblib.numpy_pickle.") for it in found.classes) else "pickle"
     for name, version in sorted(found.versions.items()):
         add_writer(facts, name, version)
@@ -31,8 +45,11 @@ def read_pickled(facts: Facts, place: ModelPlace, path: str) -> None:
     facts["details"]["protocol"] = str(found.protocol)
     facts["details"]["modules"] = ",".join(sorted(modules)) or None
     facts["details"]["classes"] = short_text(",".join(it for it in found.classes if it.partition(".")[0] in modules))
-    # NumPy 2 names its modules anew, which older ones do not know.
-    facts["details"]["numpy"] = "2" if any(it.startswith("numpy._core.") for it in found.classes) else None
+    names = "\n".join(found.classes)
+    facts["details"].update(sorted(found.since.items()))
+    for library, lowest, pattern in _LOWEST:
+        if pattern.search(names):
+            facts["details"].setdefault(library, lowest)
     if found.unread:
         raise Unread("%s: %s" % (path, found.unread))
 
@@ -83,7 +100,8 @@ def read_json_model(facts: Facts, place: ModelPlace, path: str) -> None:
         _add_xgboost(facts, path, ".".join(re.findall(r"\d+", version or "")))
     elif re.match(rb'\{\s*"(?:features_info|model_info|oblivious_trees|trees)"\s*:', head):
         version = search(source.windows(0, source.size), _CATBOOST)
-        if version:
+        # Builds before 1.2 do not name their release.
+        if version or search(source.windows(0, source.size), _CATBOOST_INFO):
             facts["format"] = "catboost"
             add_writer(facts, "catboost", version)
 

@@ -11,6 +11,8 @@ from envbuild.capture.formats import UBJSON_TAIL, ubjson_version
 from envbuild.capture.gcs import Unread
 from envbuild.capture.places import LONGEST_TEXT, RangeReader, short_text
 
+LZ4 = b"\x04\x22\x4d\x18"
+"""How a stream of LZ4 begins; the standard library cannot unpack it."""
 _MOST_OPCODES = 3000000
 _MOST_KEPT = 1000000
 _MOST_CLASSES = 200
@@ -23,6 +25,12 @@ _DTYPE = re.compile(r"[<>|=]?([A-Za-z])(\d+)")
 _LIBRARIES = {"_sklearn_version": "scikit-learn"}
 """Attributes in which a library's objects keep the version that wrote them."""
 
+_SINCE = {
+    ("joblib.numpy_pickle.NumpyArrayWrapper", "numpy_array_alignment_bytes"): ("joblib", "1.2"),
+    ("lightgbm.basic.Booster", "_handle"): ("lightgbm", "4.0"),
+}
+"""From which release of its library on a class has an attribute; older ones do not load what has it."""
+
 
 class PickleFacts(NamedTuple):
     """What the opcodes say."""
@@ -32,6 +40,8 @@ class PickleFacts(NamedTuple):
     """Classes and functions by their full name, sorted."""
     versions: Dict[str, str]
     """The version of each library that its objects state."""
+    since: Dict[str, str]
+    """The lowest release of a library that has the attributes of its objects."""
     unread: Optional[str] = None
     """Why it was not read to its end."""
 
@@ -45,7 +55,7 @@ def read_pickle(source: RangeReader) -> PickleFacts:
         if not reader.classes:
             raise
         unread = str(error)
-    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, unread)
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.since, unread)
 
 
 class _PickleBytes:
@@ -131,8 +141,6 @@ def _decompressor(head: bytes) -> Any:
             return importlib.import_module("lzma").LZMADecompressor()
     except ImportError as error:  # of a Python that was built without the library
         raise Unread("it is compressed, and this Python cannot unpack it: %s" % error) from None
-    if head.startswith(b"\x04\x22\x4d\x18"):
-        raise Unread("it is compressed by LZ4, which is not read here")
     return None
 
 
@@ -163,6 +171,7 @@ class _Opcodes:
         self.protocol = 0
         self.classes: Set[str] = set()
         self.versions: Dict[str, str] = {}
+        self.since: Dict[str, str] = {}
 
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
@@ -287,6 +296,7 @@ class _Opcodes:
                 self.versions.setdefault(_LIBRARIES[key], short_text(value) or "")
             if isinstance(found, _Object) and len(found.state) < 100:
                 found.state[key] = value
+                self.since.update([_SINCE[found.name, key]] if (found.name, key) in _SINCE else [])
 
     def _pass_array(self, state: Dict[str, Any]) -> None:
         """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""

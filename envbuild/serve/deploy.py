@@ -16,13 +16,13 @@ from envbuild.stamp.record import Stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import RULE as SIGNED
 from envbuild.verify.registries import registry_findings, tag_findings
-from envbuild.verify.rules import apply_rules
+from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.rules.contract import variable_value
 from envbuild.verify.rules.model import model_files
 from envbuild.verify.sharing import prove_sharing
-from envbuild.verify.sources import Side
+from envbuild.verify.sources import Side, side_of_lock
 from envbuild.verify.sources.image import files_of, model_inside, model_place
-from envbuild.verify.sources.model import StampedModel, artifact_findings, side_of_model
+from envbuild.verify.sources.model import Slot, StampedModel, artifact_findings, side_of_model
 
 RULE = "deploy-image"
 RULES = {RULE: "an image that the model is stamped with"}
@@ -72,7 +72,7 @@ def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, 
         yield from registry_findings(replace(stamp, images=(own,)))
     yield from tag_findings(stamp, given)
     # What it was stamped with was checked when it was built, so none of its layers is read.
-    yield from _compare_content(model, given, image, (), report)
+    yield from _compare_content(model, given, image, (), own.slot, report)
 
 
 def _disagreeing(stamp: Stamp, found: Digest) -> "partial[Finding]":
@@ -112,7 +112,7 @@ def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image
     train, below = next((pair for pair in pulled if is_below(pair[1])), pulled[0])
     yield from (it.with_targets(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
     added = image.layers[len(below.layers) :] if is_below(below) else image.layers
-    yield from _compare_content(model, given, image, added, report)
+    yield from _compare_content(model, given, image, added, train.slot, report)
 
 
 def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
@@ -125,12 +125,13 @@ def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
 
 
 def _compare_content(
-    model: StampedModel, given: Reference, image: Image, layers: Sequence[Layer], report: Report
+    model: StampedModel, given: Reference, image: Image, layers: Sequence[Layer], slot: Slot, report: Report
 ) -> Iterator[Finding]:
-    """Compare the image's variables, and a model in some of its layers, with the model."""
+    """Compare the model with the image's variables, its packages by their lock, and a model in some of its layers."""
     inner = json.loads(image.config).get("config") or {}
     variables, name = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ()), str(given)
     place = model_place(variables, str(inner.get("WorkingDir") or "/"))
     inside = model_inside(files_of(layers, place, name, report), place, name) if layers else None
-    side = Side(name=name, kind="image", variables=variables, names=frozenset(variables), model=inside)
-    yield from apply_rules(side_of_model(model), side, (variable_value, model_files))
+    side = side_of_lock(model.locks[slot], name) if slot in model.locks else Side(name=name, kind="image")
+    side = replace(side, kind="image", variables=variables, names=frozenset(variables), model=inside)
+    yield from apply_rules(side_of_model(model), side, (variable_value, *ARTIFACT, model_files))

@@ -1,6 +1,7 @@
 """`deploy-check MODEL IMAGE`: which images may serve a model, and what a deployment's pipeline gets on stdout."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from envbuild.stamp.stamping import stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers, layer_of_tree
+from tests.unit.modelling import MODELS
 from tests.unit.test_cli_bases import Site
 from tests.unit.test_from_manifest import TENSORFLOW, TOOL
 from tests.unit.test_verify_targets import MOVED, NEWER, built, manifest
@@ -74,6 +76,18 @@ def stamped(site: Any, reference: str, role: str = "serve") -> str:
 def wrong(done: Any) -> list[tuple[str, str]]:
     found = json.loads(done.stdout)["findings"]
     return [(it["rule"], it["severity"]) for it in found if not it["agrees"]]
+
+
+def test_a_model_that_its_environment_cannot_load_is_refused_with_the_remedy(site):
+    shutil.copy(MODELS / "classifier.pkl", site.folder / "model/scaler.pkl")
+    reference = stamped(site, pushed(site, on_top(pulled(site), SERVER)))
+    for given in (reference, pushed(site, on_top(pulled(site), SERVER, {"app/v": b"2"}), "other:1")):
+        done = site("deploy-check", "model", given, "--json")
+        errors = [rule for rule, severity in wrong(done) if severity == "error"]
+        assert (done.returncode, errors) == (16, ["artifact-library", "artifact-pickle", "artifact-pickle"]), (
+            done.stderr
+        )
+        assert "install scikit-learn==1.9.1 there" in done.stdout
 
 
 def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):

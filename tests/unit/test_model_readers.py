@@ -20,6 +20,7 @@ SAVED = {
     "tags": "serve",
     "singleprint": "10256697850552324428/8933416018011739609/15905004210430669139/9727514176352303218",
 }
+NAMES, ALIGNED = {"numpy": "1.26.1"}, {"joblib": "1.2"}
 ONNX = {"ir_version": "14", "opset": "17", "opset:ai.onnx.ml": "3"}
 KERAS_3 = [{"name": "keras", "version": "3.15.1"}]
 
@@ -47,10 +48,10 @@ READ = {
     "legacy.pth": ("torch", [], {}),
     "model.onnx": ("onnx", [{"name": "tests", "version": "1.23.2"}], ONNX),
     "model.safetensors": ("safetensors", [], {}),
-    "classifier.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn"}),
-    "columns.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", "numpy": "2"}),
-    "classifier.pkl": ("pickle", SKLEARN, {"protocol": "4", "modules": "numpy,sklearn", "numpy": "2"}),
-    "old.pickle": ("pickle", SKLEARN, {"protocol": "0", "modules": "_codecs,numpy,sklearn", "numpy": "2"}),
+    "classifier.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", **ALIGNED}),
+    "columns.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", **NAMES, **ALIGNED}),
+    "classifier.pkl": ("pickle", SKLEARN, {"protocol": "4", "modules": "numpy,sklearn", **NAMES}),
+    "old.pickle": ("pickle", SKLEARN, {"protocol": "0", "modules": "_codecs,numpy,sklearn", **NAMES}),
     "classifier.skops": ("skops", [*SKLEARN, {"name": "skops", "version": "0.16.0"}], {}),
     "boosted.ubj": ("xgboost", BOOSTED, {}),
     "boosted.json": ("xgboost", BOOSTED, {}),
