@@ -15,6 +15,7 @@ ARTIFACT: tuple[Check, ...] = (
     model.keras,
     artifacts.artifact_library,
     artifacts.artifact_pickle,
+    artifacts.artifact_onnx,
     model.artifact_format,
 )
 """Those that compare a model with an environment; one run has both."""

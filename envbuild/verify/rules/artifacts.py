@@ -1,4 +1,4 @@
-"""Model files of scikit-learn, XGBoost and CatBoost, and pickles, against what is to load them."""
+"""Model files of scikit-learn, XGBoost and CatBoost, ONNX and pickles, against what is to load them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,6 +19,18 @@ _NO_BINARY = (3, 1)
 _PROTOCOL_5 = (3, 8)
 _NUMPY_CORE = (1, 26, 1)
 """From here on NumPy 1 knows the names of NumPy 2's modules, numpy._core, in pickles."""
+_ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
+_ONNX = ("ir_version", "IR version"), ("opset", "opset"), ("opset:ai.onnx.ml", "opset of ai.onnx.ml")
+"""What an ONNX model is written in: details of the manifest, and their names."""
+_ONNX_LIMITS = (
+    (4, 7, 12, 2), (6, 7, 13, 2), (8, 7, 14, 2), (9, 8, 15, 2), (11, 8, 16, 3), (12, 8, 17, 3), (14, 8, 18, 3),
+    (15, 9, 19, 3), (17, 9, 20, 4), (18, 10, 21, 5), (21, 10, 22, 5), (23, 11, 23, 5), (24, 13, 25, 5),
+    (25, 13, 26, 5), (32, 14, 28, 5),
+)  # fmt: skip
+"""The minor release of ONNX Runtime 1 from which on it reads so high an IR version and opsets.
+
+Each release was given models until it refused one; its docs/Versioning.md says less.
+"""
 _MODULES = {
     "catboost": ("catboost",), "lightgbm": ("lightgbm",), "numpy": ("numpy",), "pandas": ("pandas",),
     "prophet": ("prophet",), "scipy": ("scipy",), "sklearn": ("scikit-learn",), "spacy": ("spacy",),
@@ -74,6 +86,36 @@ def artifact_pickle(wanted: Side, found: Side) -> Iterator[Finding]:
         known = [name for name in modules if name in _MODULES]
         if not faults and known and environment.packages is not None:
             yield agree("artifact-pickle", about, f"it needs {listing(known)}, and {environment.name} has them")
+
+
+def artifact_onnx(wanted: Side, found: Side) -> Iterator[Finding]:
+    """The IR version and opsets of ONNX models against the highest that the ONNX Runtime there reads."""
+    model, environment = model_and_environment(wanted, found)
+    there = _version(environment, _ONNXRUNTIME)
+    release = numbers(there or "")[:2]
+    known = [limits for since, *limits in _ONNX_LIMITS if (1, since) <= release]
+    for it in artifacts_of(model):
+        values = [dict(it.details).get(key, "") for key, _ in _ONNX]
+        if it.format != "onnx" or not there or not known or not values[0].isdigit():
+            continue
+        needs = [int(value) if value.isdigit() else 0 for value in values]
+        about = f"{it.path or 'model'} of ONNX"
+        over = [
+            (f"{name} {need}", f"{name} {limit}")
+            for (_, name), need, limit in zip(_ONNX, needs, known[-1], strict=True)
+            if need > limit
+        ]
+        if not over:
+            yield agree("artifact-onnx", about, f"onnxruntime {there} reads its IR version {needs[0]} and opsets")
+        elif release <= (1, _ONNX_LIMITS[-1][0]):  # of later ones nothing is known
+            enough = [
+                since for since, *limits in _ONNX_LIMITS if all(a <= b for a, b in zip(needs, limits, strict=True))
+            ]
+            later = f"onnxruntime 1.{enough[0]} or later" if enough else "a later onnxruntime"
+            has, reads = (", ".join(words) for words in zip(*over, strict=True))
+            says = f"it has {has}, and onnxruntime {there} reads at most {reads}"
+            todo = f"serve it with {later}, or export it again for an older opset"
+            yield differs("artifact-onnx", about, says, wanted=has, found=f"onnxruntime {there}", todo=todo)
 
 
 def artifacts_of(model: Model | None) -> tuple[Artifact, ...]:

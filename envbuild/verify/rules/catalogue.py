@@ -93,6 +93,8 @@ CATALOGUE = (
          "Each library promises what it loads of other releases; the rest fails, or predicts other numbers."),
     Rule("artifact-pickle", "error", "what a pickle needs to be loaded",
          "A pickle holds names of classes, and nothing loads where one of them is missing."),
+    Rule("artifact-onnx", "error", "an ONNX Runtime that reads the model's opset",
+         "ONNX Runtime refuses a model of a later IR version or opset than it knows."),
     Rule("artifact-format", "error", "the format that was recorded",
          "A server chooses how to load a model by its format, and here lies another model than was recorded."),
     Rule("model-files", "error", "the model's files with the same content",
