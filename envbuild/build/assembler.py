@@ -68,7 +68,7 @@ class Assembler(Builder):
         # By their RECORD these are the run's own wheels, so each of their files is compared with it.
         identical = {it.name for it in self.locked.proof.with_outcome("identical")}
         wheels_to_verify = frozenset(wheel.sha256 for wheel in self.recipe.wheels if wheel.name in identical)
-        # Until the end, as a layer that turns out to be damaged when it is written or loaded is made again.
+        # Downloads stay open until the end: a cached layer that turns out to be damaged is built again from its wheels.
         downloads = self.resources.enter_context(Downloads(self.request.cache, reporter=self.report, settings=settings))
         with self._upload() as upload:
             self._announce(needed)
@@ -79,7 +79,7 @@ class Assembler(Builder):
             options = AssemblyOptions(
                 reporter=self.report, wheels_to_verify=wheels_to_verify, on_layer=offer, on_start=follow
             )
-            if needed:
+            if needed:  # else pushing takes no time that building could use
                 for layer in self.base.image.layers:
                     offer(layer)
             assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
@@ -125,6 +125,6 @@ class Assembler(Builder):
             self.report.note("no wheel has to be read: every layer was made before")
 
     def _publish_early(self, blob: GrowingBlob) -> None:
-        """Publish a layer that took long at once: a run that ends before its end need not send it again."""
+        """Publish a large layer's key once it is sent: if this run is interrupted, the next need not send it again."""
         if self.shared and blob.descriptor and blob.diff_id:
             self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))

@@ -164,7 +164,7 @@ def prepare_destinations(request: BuildRequest, report: Reporter) -> bool:
 def _check_builder(request: BuildRequest) -> None:
     """Refuse what the builder cannot do, and see that what it needs is there; UsageError, MissingComponentError."""
     if request.buildx_name and request.builder != "docker":
-        what, where = "only --builder docker has builders", f"--builder-name {request.buildx_name}"
+        what, where = "--builder-name names a builder of docker buildx", f"--builder-name {request.buildx_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
@@ -177,10 +177,10 @@ def _check_builder(request: BuildRequest) -> None:
 
 
 def _check_tags(builder: Builder) -> None:
-    """Refuse tags that name another image: the assembler makes one image of an environment."""
+    """Refuse tags that name another image; the same environment is the same image, if the assembler builds it."""
     if builder.push_to is None:
         return
-    # Engines make different bytes each time.
+    # An engine's builds are not reproducible, so each is another image.
     environment = builder.recipe.environment if isinstance(builder, Assembler) else None
     for tag in builder.tags:
         check_tag(replace(builder.push_to, tag=tag), environment)

@@ -48,7 +48,7 @@ class Builder(ABC):
     locked: LockResult
     """The lock as it was made, before `confirm_lock` compares it with the fetched files."""
     shared: SharedCache | None
-    """Layers and facts of the repository, by key; None where it is not used as a cache."""
+    """Layers and notes of the repository, by key; None where it is not used as a cache."""
     report: Reporter
     push_to: Reference | None
     """The repository, without a tag: the image's tags are set when everything is attached to it."""
@@ -88,7 +88,7 @@ class Builder(ABC):
             proof=locked.proof,
             imports=imports,
             reused=reused,
-            # Of folders alone all wheels are copied anyway, and people without a network build such a context.
+            # With --offline the context has all wheels, as it will be built without a network.
             wheelhouse=wheelhouse or (self.request.offline and not self.recipe.packages),
             tag_in_engine=tag_in_engine,
         )
@@ -106,7 +106,7 @@ class Builder(ABC):
 
     @property
     def loading_key(self) -> Digest:
-        """The key under which this machine keeps the result of the loader proof."""
+        """The key under which this machine remembers that the framework finds its CUDA libraries (the loader proof)."""
         return Digest.of(canonical_json(["loader proof of this machine", str(self.recipe.environment)]))
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
@@ -134,8 +134,8 @@ class Builder(ABC):
     ) -> "Imports | None":
         """Import in the image what the run imported; None if that is proven or not requested. VerifyError.
 
-        `place` has the image already, if given. What this machine tried before is not tried again, unless
-        `--import-check always` asks for it.
+        `place` is where imports can run with the image unpacked already. What this machine tried before is not tried
+        again, unless `--import-check always` asks for it.
         """
         wanted = self.request.import_check
         if wanted == "never" or (wanted == "auto" and is_as_in_run(self.plan.manifest, locked)):

@@ -1,7 +1,7 @@
 """Build contexts as folders.
 
-Their images have the recipe's files, and other bytes each time: so they are found by their own digest alone, and never
-get the tag of an environment or a place in the shared cache, which mean that everybody would make these very bytes.
+Images that engines build from them have the recipe's files, but other bytes each time. So they are known by their own
+digest alone, and get neither an environment's tag nor a place in the shared cache: both promise reproducible bytes.
 """
 
 import shutil
@@ -32,7 +32,7 @@ class Context:
     lock: Lock
     pylock: bytes
     wheelhouse: bool
-    """Whether it has every wheel, so that nothing has to be fetched; the cache has those of indexes then."""
+    """Whether it has every wheel, so that building needs no index; then the cache has to hold them."""
 
 
 def write_context(folder: Path, context: Context, request: BuildRequest) -> None:

@@ -12,7 +12,7 @@ from envbuild.lock.resolution import open_session
 from envbuild.lock.run import LockResult
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
-from envbuild.match.pins import broken_hand_limits
+from envbuild.match.pins import broken_profile_limits
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
@@ -82,7 +82,7 @@ def _import(
             modules |= dict.fromkeys(main, wheel.version)
     first = [builder.plan.stack.framework] if builder.plan.stack.framework in modules else []
     pins = {wheel.name: wheel.version for wheel in locked.lock.wheels}
-    known = broken_hand_limits(pins, builder.plan.profiles.limits)
+    known = broken_profile_limits(pins, builder.plan.profiles.limits)
     asked = ImportRequest(
         modules=tuple(dict.fromkeys((*first, *sorted(modules)))),
         versions=versions | {module: version for module, version in modules.items() if "." not in module},

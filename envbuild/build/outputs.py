@@ -131,7 +131,7 @@ def publish_images(
 
 def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, started: datetime) -> Facts:
     recipe, own_base = image.recipe, image.recipe.base_name.startswith(DEBIAN)
-    # A base may be a folder here, and has fields of its own.
+    # The base has fields of its own, and as an option it may be a folder of this machine.
     overrides = [(f"set {key}", value) for key, value in image.plan.stack.overrides if key != "base"]
     return Facts(
         reference=pushed.reference,
@@ -152,7 +152,7 @@ def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, star
 
 
 def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
-    """The options that say how it is built, switches only if they are on; where it goes and wheels lie is left out."""
+    """The options that say how it is built, switches only if on; destinations and folders of wheels are left out."""
     yield "builder", request.builder
     yield "resolver", request.resolver
     yield "cuda-source", request.cuda_source
@@ -171,10 +171,10 @@ def check_model_files(
 ) -> ModelFiles | None:
     """Read the files of the model that is to be stamped, and return them for the stamp record; None if none are known.
 
-    StampError where they are not those that the manifest lists; with `stamp_anyway` a warning, and `forced` says why.
-    Where it lists none, they have to be those of the stamp in place. With a key, files that were stamped for this very
-    manifest have to be those of then: other content can have the checksum that a manifest has. What was forced there
-    for this manifest need not be forced again. `stamp_before` is what was there at first, a stamp or none.
+    The files have to be those that the manifest lists, else those that the stamp in place (`stamp_before`) lists;
+    otherwise StampError, or with `stamp_anyway` a warning, and `forced` says why. If this manifest was stamped before
+    and records are signed, the files have to be those of that record: manifests have CRC32C checksums, which other
+    content can have too. A mismatch that was forced for this manifest before need not be forced again.
     """
     from envbuild.verify.rules.model import compare_files, size_note  # noqa: PLC0415 - a build without a stamp needs no rules
     from envbuild.verify.sources.model import as_stamped, content_of, files_now, folder_of, mismatch, recorded  # noqa: PLC0415
@@ -182,28 +182,28 @@ def check_model_files(
     uri, previous = request.stamp, stamp_before.continued
     assert uri is not None, "the caller looked"
     files_before = previous.content if previous else None
-    of_run, of_stamp = recorded(manifest.model, None, uri), recorded(None, files_before, uri)
+    in_manifest, in_stamp = recorded(manifest.model, None, uri), recorded(None, files_before, uri)
     exact = request.attestations.key is not None
     same_manifest = previous is not None and Digest.of(request.manifest_bytes) in {
         image.manifest_sha256 for image in previous.images
     }
-    expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or of_stamp
+    expected = as_stamped(manifest.model, files_before if exact and same_manifest else None, uri) or in_stamp
     place = folder_of(uri, manifest) if stamp_before.is_file else uri
-    present = files_now(place, of_run or of_stamp, patient=True)
-    problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(of_run), exact=exact)
-    if of_run is None and report:
+    present = files_now(place, in_manifest or in_stamp, patient=True)
+    problem = mismatch(expected, present, request.manifest_bytes, by_run=bool(in_manifest), exact=exact)
+    if in_manifest is None and report:
         report.warn(f"{request.manifest_name} lists no files of the model, so nothing says that {uri} is its run's")
-    if of_run and expected and present and report and not problem:
+    if in_manifest and expected and present and report and not problem:
         sizes = size_note(compare_files(expected, present, by_name=True))
         if sizes:
             report.warn(f"the files of {uri} are as {request.manifest_name} records them{sizes}")
     content = content_of(present) if present else ModelFiles(files=(), file_count=None)
-    kept = not of_run or (problem and same_manifest and files_before and files_before.forced)
-    if files_before and of_stamp and kept and not mismatch(of_stamp, present, request.manifest_bytes, exact=exact):
+    kept = not in_manifest or (problem and same_manifest and files_before and files_before.forced)
+    if files_before and in_stamp and kept and not mismatch(in_stamp, present, request.manifest_bytes, exact=exact):
         return replace(content, forced=files_before.forced)
     if not problem:
         return content if present else None
-    elsewhere = f"that {request.manifest_name} records, which was saved to {of_run.uri}" if of_run else ""
+    elsewhere = f"that {request.manifest_name} records, which was saved to {in_manifest.uri}" if in_manifest else ""
     earlier = f"that was stamped at {previous.created}, and {request.manifest_name} lists no files" if previous else ""
     what = f"the model is not the one {elsewhere or earlier}: {problem}"
     if not request.stamp_anyway:
@@ -246,7 +246,7 @@ def stamp_images(
     report: Reporter,
     stamp_before: Snapshot,
 ) -> str:
-    """Write each platform's image on the model that was there at first; the last record names them all."""
+    """Stamp each platform's image, if the model is unchanged since the build began; the last record names them all."""
     for image in images:
         tag_as_stamped(image.pushed.reference if image.pushed else None, report)
     signer = signer_for(request, request.trusted_keys)

@@ -90,7 +90,7 @@ class BuildRequest:
     load: Reference | None = None
     """The image's name in the engine that it is loaded into."""
     remote_cache: bool = True
-    """Whether images, layers and facts that others published in the repository are used without making them again."""
+    """Whether images, layers and notes that others published in the repository are used, not built again."""
     create_repository: bool = False
     """Whether a repository of Artifact Registry that is not there may be created."""
     builder: BuilderKind = "assemble"
@@ -256,7 +256,7 @@ def check_outputs(request: BuildRequest, *, context: bool = True) -> None:
     if layout or context:
         _check_folder(request.out)
     if layout and not is_free(request.out, LAYOUT_NAME):
-        todo = "give --out another folder, or remove this one: nothing would name its images any more"
+        todo = "give --out another folder, or remove this one: envbuild would replace its index.json"
         raise UsageError("the folder is an OCI layout that envbuild did not write", where=str(request.out), todo=todo)
     if not request.archive:
         return

@@ -33,10 +33,10 @@ _OPTIONS = {
 def import_record(
     name: str, progress: Progress, options: FactOptions | None = None, model: str | None = None
 ) -> "tuple[str, bytes, TrainingManifest]":
-    """Return the name of a record, and the manifest it makes, as bytes too; report what the record lacks.
+    """Read a file that describes a run (a manifest, a freeze, a lock): its name, and the manifest as bytes and parsed.
 
-    `options` and `model` are facts that the record lacks. A manifest that nothing is added to keeps its bytes, as its
-    digest may be recorded already.
+    `options` and `model` are facts that the file lacks; what is still missing is reported. A manifest to which nothing
+    is added keeps its bytes, as its digest may be recorded already.
     """
     from envbuild.manifest.importers.detect import FORMATS, convert, detect
     from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
@@ -160,7 +160,7 @@ def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:
     for note in manifest.source.notes:
         progress.warn(note)
     if manifest.installation.unreadable:
-        what = "distributions of the run whose name or version no index can have are left out"
+        what = "distributions whose name or version is not valid on a package index are left out"
         progress.warn(f"{what}: {', '.join(manifest.installation.unreadable)}")
 
 
@@ -178,7 +178,7 @@ def parse_platform(platform: str | None) -> str:
 
 
 def base_of(text: str, machine: str, progress: Progress, python: str | None = None) -> "Base":
-    """Read a base and its facts; an error names a base that has `python`."""
+    """Resolve a base and read its facts; an error suggests a base with this version of Python."""
     from envbuild.base.resolve import resolve_base
     from envbuild.files import cache_folder
     from envbuild.registry.pull import pull

@@ -79,7 +79,7 @@ def _check_training(serving: ServeOptions, image: ImageOptions) -> None:
     given = ", ".join(name for name, value in of_stamp.items() if value is not None)
     if given and None in (image.sign, image.stamp):
         todo = "give --stamp MODEL and --sign KEY too, or leave it out"
-        raise UsageError("training reads signed records only to continue them", where=given, todo=todo)
+        raise UsageError("these options matter only if a signed stamp is written", where=given, todo=todo)
     check_key(image.signed)
 
 

@@ -123,13 +123,14 @@ class ImageOptions:
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
-        "PEM, or keyless:ISSUER=IDENTITY. With --sign, continue its records. To serve, it must have signed the stamp.",
+        "PEM, or keyless:ISSUER=IDENTITY. With --sign: a second trusted key, whose records are continued. "
+        "When serving: the key that signed the stamp.",
         "KEY",
     )
     minimum_record: MinimumRecord = None
     bytecode: bool | None = option(
-        HOW, "Compile modules: larger, and starts faster; by default to serve.", None, "--bytecode/--no-bytecode",
-        show_default=False,
+        HOW, "Compile modules: the image is larger and starts faster. On by default for serving images.", None,
+        "--bytecode/--no-bytecode", show_default=False,
     )  # fmt: skip
     system_packages: bool = option(
         HOW, "Add the Debian packages whose libraries the run loaded and the base lacks.", default=True
@@ -156,7 +157,7 @@ class BuilderOptions:
 
 @dataclass(kw_only=True, repr=False)
 class CloudOptions:
-    """How Cloud Build builds; all but the first are options of before."""
+    """How Cloud Build builds; all but the first are deprecated options."""
 
     cloudbuild: list[str] | None = option(
         HOW,

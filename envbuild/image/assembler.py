@@ -48,7 +48,7 @@ class Assembled:
     bytecode: Tally | None = None
     """Counts of the bytecode; None if none was requested."""
     remarks: tuple[str, ...] = ()
-    """Notes on system packages that were only unpacked; of a child image, on files that clash."""
+    """Notes on system packages that were only unpacked; of an image built on top, on files that clash."""
 
 
 def prefetch_layer_keys(recipe: Recipe, cache: LayerCache) -> None:
@@ -128,8 +128,8 @@ def find_difference(
 ) -> str:
     """Describe how an existing image differs from the image that `assemble` makes of its layers; empty if equal.
 
-    No layer is read, so an empty answer proves everything but the contents of the layers. Which layers there are
-    depends on the wheels too; if this machine never read them, on the notes of the registry behind `cache`.
+    No layer is read, so an empty answer proves everything but the contents of the layers. The list of layers depends on
+    which wheels overlap: if this machine never read them, the registry's notes (through `cache`) say that.
     """
     overlaps = find_overlap_note(recipe, cache)
     slots = [

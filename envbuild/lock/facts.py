@@ -44,8 +44,8 @@ _CHUNK = 1 << 20
 _ALGORITHMS = frozenset({"sha256", "sha384", "sha512"})
 """Hashes that RECORD may use (binary distribution format: sha256 or better)."""
 _KINDS = {True: ("claims", Voucher.INDEX), False: ("facts", Voucher.LOCAL)}
-"""Where facts are kept and who vouches for them: whether only an index has the wheel."""
-_TRUTHS = ("truths", Voucher.LOCAL)
+"""Kind of cache entry and voucher: of a wheel that only the index has (True), of a file of this machine (False)."""
+_TRUTHS = ("truths", Voucher.LOCAL)  # results of hashing every file of a wheel
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, ValueError)
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
@@ -69,7 +69,7 @@ class WheelFacts:
 
 
 def read_classifiers(client: Client, wheel: WheelFile) -> tuple[str, ...]:
-    """The classifiers of a wheel, read in place; none where that cannot be done."""
+    """The classifiers of a wheel, read without downloading it; none where that cannot be done."""
     with suppress(UnreadableError, LockError), _open_wheel(wheel, local_path(wheel.url), client) as (archive, _):
         if member := _members(archive).get("METADATA"):
             return tuple(map(str, _headers(_text(archive, member)).get_all("Classifier", [])))
@@ -127,7 +127,7 @@ class FactReader:
         return None
 
     def mismatches(self, wheels: Sequence[LockedWheel]) -> list[str]:
-        """Why the RECORD of each wheel is wrong, by the hash of every file; empty if it is not, or there is no file."""
+        """Why the RECORD of each wheel is wrong, by hashing every file; empty if right, or without the file."""
         return in_parallel(self._mismatch, wheels)
 
     def known_mismatch(self, wheel: LockedWheel) -> str:

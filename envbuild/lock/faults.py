@@ -57,7 +57,7 @@ class Fault:
     glibc: str | None = None
     """The lowest glibc that one of its wheels fits, if that is all that is missing; there is no `todo` then."""
     foreign: tuple[IndexFile, ...] = ()
-    """A wheel of it and one of the newest release, where all wheels of its project are for one other system."""
+    """If the project has wheels for another system only: a wheel of this release and one of the newest."""
 
     @property
     def name(self) -> str:

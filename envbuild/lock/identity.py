@@ -113,7 +113,7 @@ def prove_identity(
             identity, chosen = _identify(wheel, known, had, session)
             identities.append(identity)
         if chosen is not wheel:
-            own_wheels.append(f"{chosen.filename} is the run's own wheel; a resolver takes {wheel.filename}")
+            own_wheels.append(f"{chosen.filename} is the run's own wheel; the resolver chose {wheel.filename}")
         wheels.append(chosen)
     compared = {it.name for it in identities}
     for name, had in ((name, it) for name, it in run.items() if name not in compared):
@@ -182,7 +182,7 @@ def _compare(wheel: LockedWheel, facts: WheelFacts | None, had: Distribution) ->
         several = "is one of several files that the record allows"
         return "unknown", several if wheel.sha256.hex in allowed else "has no hash in the run's record"
     if facts is None or facts.content is None:
-        return "unknown", (facts.doubt if facts else "") or "has a RECORD that cannot be read in place"
+        return "unknown", (facts.doubt if facts else "") or "has a RECORD that only a download could read"
     return ("identical", "") if facts.content == had.content_sha256 else ("different build", "")
 
 

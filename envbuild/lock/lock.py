@@ -16,7 +16,7 @@ from envbuild.lock.resolvers import Resolver, Tree, resolve_tree
 from envbuild.lock.settings import local_path
 from envbuild.lock.sources import Direct
 from envbuild.manifest.packages import Distribution, exact_version, name_of
-from envbuild.match.pins import broken_hand_limits
+from envbuild.match.pins import broken_profile_limits
 from envbuild.match.stack import Gaps
 
 
@@ -77,7 +77,10 @@ def _resolve(
     origin_faults: Mapping[str, Fault],
     direct_wheels: Mapping[str, Direct],
 ) -> Lock:
-    """Resolve all but direct wheels; without `gaps`, what came from no index in folders only. Collects all faults."""
+    """Resolve all but direct wheels, and collect all faults.
+
+    Without gaps in two runs: what came from an index, then what did not, in find-links folders only.
+    """
     split = gaps is None  # gaps have to be resolved together with everything else
     names = {it: str(canonicalize_name(it.name)) for it in requirements}
     texts = {name: "" if split else it.requirement for name, it in direct_wheels.items()}
@@ -126,7 +129,7 @@ def _known_failures(locked: Lock, gaps: Gaps) -> list[Fault]:
             f"take {name_of(it.other)} out of the record, so that one that fits is added, or pin one that fits "
             f"({it.limit.requirement}) by ==; if the run really had both, {complete}",
         )
-        for it in broken_hand_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
+        for it in broken_profile_limits({wheel.name: wheel.version for wheel in locked.wheels}, gaps.limits)
         if it.limit.breaks
     ]
 

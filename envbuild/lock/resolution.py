@@ -198,7 +198,7 @@ def _with_hash(file: IndexFile) -> IndexFile:
 
 
 class Relaxed(NamedTuple):
-    """A pinned distribution, as if it required any version where another pin contradicts what it requires."""
+    """A pinned distribution whose requirements accept any version of what another pin contradicts."""
 
     name: str
     version: str
@@ -270,7 +270,7 @@ def _resolve_newest(
 
 
 def _resolve_earliest(recorded: str, resolve: Callable[[str], T], newest: T) -> tuple[str | None, T]:
-    """Find the first of the moments at intervals after the recorded one that has a solution; None if only now has."""
+    """Find the earliest date after the recorded one, in steps of an interval, that has a solution; None: only today."""
     start = datetime.fromisoformat(recorded)
 
     low, high, as_of, found = 0, max((datetime.now(UTC) - start) // _INTERVAL, 0) + 1, None, newest

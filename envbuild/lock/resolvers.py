@@ -86,14 +86,14 @@ class UvResolver(Resolver):
         """As `Resolver.resolve`."""
         platforms = uv_platforms(target)
         with open_session(requirements, target, self.settings, self.cache, gaps, local=local) as session:
-            alone = partial(self.resolve, requirements, target, local=local)
-            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms), alone)
+            without_gaps = partial(self.resolve, requirements, target, local=local)
+            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms), without_gaps)
             try:
                 packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
             except (tomllib.TOMLDecodeError, PylockValidationError) as error:
                 todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
                 raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
-            # A requirement that is a file is an archive there.
+            # uv's pylock has a requirement that is a file as `archive`.
             chosen = [_choose_wheel(it, target) for it in packages if it.archive is None]
             files, sizes = [file for file, _ in chosen], [size for _, size in chosen]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
@@ -181,7 +181,7 @@ def _gap_options(session: IndexSession, limits: Limits) -> tuple[list[str], dict
     files = {f"{option}.txt": text for option, text in lists.items() if text}
     options = [word for option, text in lists.items() if text for word in (f"--{option}", f"{option}.txt")]
     for it, after in replaced:
-        # A project that only requires its stand-in: what requires the replaced distribution has to fit its version.
+        # A dummy project for the replaced distribution, which requires its stand-in: the version still has to fit.
         lines = ["[project]", f"name = {toml_string(it.name)}", f"version = {toml_string(f'{exact_version(it)}')}"]
         files[f"{it.name}/pyproject.toml"] = "\n".join([*lines, f"dependencies = [{toml_string(after)}]", ""])
         files[f"{it.name}.txt"] = f"./{it.name}\n"

@@ -61,7 +61,7 @@ class Options:
     not_upgraded: tuple[str, ...] = ()
     """Names that an upgrade never moves: the framework's."""
     extras: tuple[str, ...] = ()
-    """Requirements to add under the lock."""
+    """Requirements to add, with the versions of the lock fixed."""
     changes: tuple[PinChange, ...] = ()
     """How the requirements differ from the run's distributions: replaced and left out."""
     dropped: tuple[str, ...] = ()
@@ -367,7 +367,7 @@ def _compare_conflicts(
 
 
 def _record_warnings(locked: LockResult, run: TrainingManifest, framework: str) -> Iterator[str]:
-    """Warn of wheels that the record does not name, and of what the framework requires and a guessed record lacks."""
+    """Warn of wheels that the record does not name, and of the framework's requirements that a freeze lacks."""
     if named := locked.proof.with_outcome("added"):
         added = ", ".join(f"{it.name}=={it.version}" for it in named)
         many = f"{len(named)} of {counted(len(locked.lock.wheels), 'wheel')}"

@@ -28,7 +28,7 @@ _TOOLKIT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A run with the build of the framework that was chosen for it, and what was asked for."""
+    """The run, the build of the framework that was chosen for it, and the options that CUDA depends on."""
 
     run: Run
     wheel: FrameworkWheel
@@ -61,7 +61,7 @@ class CudaPlan:
     """The image that brings it; None where a person names it."""
     reason: str = ""
     alternative: str = ""
-    """Another source that serves too, for the reason's end."""
+    """Text that names another possible source, appended to the reason."""
     origin: str = ""
     """What the reason rests on."""
 

@@ -1,4 +1,4 @@
-"""A manifest, or a release without any run, against the profiles: the stack, or every candidate and why it lost."""
+"""Match a run, or a release without one, to the profiles: the stack, or every candidate and why it lost."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -199,9 +199,9 @@ def _facts(run: Run, wheel: FrameworkWheel) -> tuple[Decision, ...]:
         if run.others:
             none = Decision("framework", "none", "the run used none, so no CUDA is chosen", "--framework")
         python = Decision("python", run.python, OWN, "manifest: python.version")
-        reason = "the oldest that wheels are built for; locking takes only wheels that the base's glibc serves"
-        glibc = Decision("glibc", f">={wheel.glibc}", reason, "PEP 599: manylinux2014")
-        return (none, python, glibc, *_other_system(run))
+        reason = "the oldest that wheels are built for; locking takes only wheels that run on the base's glibc"
+        lowest = Decision("glibc", f">={wheel.glibc}", reason, "PEP 599: manylinux2014")
+        return (none, python, lowest, *_other_system(run))
     own = (wheel.distribution, wheel.version) == (run.own, run.labelled)
     whose = "what was asked for" if run.hypothetical else OWN
     same = whose if own else f"the same version as {whose}, {run.own}, for this variant"
@@ -282,7 +282,10 @@ def _as_of(run: Run, options: MatchOptions) -> str | None:
 
 
 def _gaps(run: Run, pins: Pins, profiles: Profiles, as_of: str | None) -> Gaps | None:
-    """What fills the gaps of a record: not what the variant excludes, in conda's versions. New extras are gaps too."""
+    """How to complete a record: exclusions, bounds and dates for what the lock adds; None if nothing is missing.
+
+    Bounds are conda's versions and the profiles' limits. Extras that the run did not have leave gaps too.
+    """
     if run.complete and not any("[" in it.after for it in pins.changes if it.after and not it.before):
         return None
     kept = {name_of(it) for it in pins.requirements}

@@ -107,7 +107,7 @@ def _why_dropped(selection: Selection, plan: CudaPlan, name: str, version: str, 
 
 
 def _why_other_framework(run: Run, selection: Selection, name: str, version: str) -> str | None:
-    """Why a distribution with the framework's code does not stay beside, or as, the one that was chosen."""
+    """Why a distribution with the framework's code is not kept, given the build that was chosen."""
     wheel, variant = selection.wheel, "gpu" if selection.wheel.cuda else "cpu"
     if name == wheel.distribution:
         if canonicalize_version(version) == canonicalize_version(wheel.version):
@@ -215,21 +215,21 @@ def _broken_limits(run: Run, wheel: FrameworkWheel, profiles: Profiles) -> Itera
     """Yield each pin of the run that its framework, or another of its distributions, does not allow."""
     pins = {name: version for name, version in run.pins if name not in run.profile.distributions}
     reported = set()
-    for broken in broken_hand_limits(pins | {wheel.distribution: wheel.version}, profiles.limits):
+    for broken in broken_profile_limits(pins | {wheel.distribution: wheel.version}, profiles.limits):
         limit, refused = broken.limit, broken.limit.breaks and not run.complete
         reason = f"{broken.pin} needs {limit.requirement}: {limit.reason}; {_REFUSED if refused else _REPRODUCED}"
         if limit.breaks:
             reported.add(broken.other)
         yield Decision("limit", broken.other, reason, limit.source, warning=limit.breaks is not None)
-    code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
-    for text in code.limits:
+    with_code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), wheel)
+    for text in with_code.limits:
         requirement, version = Requirement(text), run.version_of(name_of(text))
         pin = f"{name_of(text)}=={version}"
         if not version or pin in reported or not applies(text, run.python, run.machine):
             continue
         if is_pep440(version) and not requirement.specifier.contains(version, prereleases=True):
             needs = f"{wheel.pin} needs {requirement.name}{requirement.specifier}: its wheel requires it"
-            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", code.source, warning=True)
+            yield Decision("limit", pin, f"{needs}; {_REPRODUCED}", with_code.source, warning=True)
 
 
 class BrokenLimit(NamedTuple):
@@ -242,8 +242,8 @@ class BrokenLimit(NamedTuple):
     limit: Limit
 
 
-def broken_hand_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
-    """Yield each limit kept by hand that versions, by normalised name, break."""
+def broken_profile_limits(pins: Mapping[str, str], limits: Iterable[Limit]) -> Iterator[BrokenLimit]:
+    """Yield each limit of the profiles (not of a wheel's METADATA) that these versions break; by normalised name."""
     for limit in limits:
         other = name_of(limit.requirement)
         for name in limit.distributions:
@@ -322,5 +322,5 @@ def _other_cuda(run: Run, wheel: FrameworkWheel, requirements: Iterable[str], pr
             yield Decision("cuda twice", row.pin, reason, row.source, warning=True)
         if missing:
             needed = f"its wheel requires {', '.join(missing)}"
-            reason = f"{needed}; the image has the CUDA of {wheel.pin}, and others or none of these"
+            reason = f"{needed}; the image has the CUDA of {wheel.pin}: these are missing, or have other versions"
             yield Decision("cuda of another", row.pin, reason, row.source, warning=True)

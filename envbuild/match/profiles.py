@@ -26,7 +26,7 @@ _CORRECT = "correct the file, or write it with python -m profiles.refresh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkWheel:
-    """The Linux wheels of one distribution, version, machine and extra for CUDA, as one of them says."""
+    """A row of a profile: the Linux wheels of one distribution, version, machine and extra, read from one of them."""
 
     distribution: Text
     """Normalised: `tensorflow-cpu`."""
@@ -59,7 +59,7 @@ class FrameworkWheel:
     keras_inside: Text | None = None
     """Major version of the Keras that is a part of it, where it requires none."""
     stands_for: Text | None = None
-    """The requirement that a wheel without the code brings it by: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
+    """For a wheel without code, the requirement that has it: `tensorflow-cpu-aws==2.15.1`, `jaxlib==0.4.36`."""
     parts: tuple[str, ...] = ()
     """The other wheels that the row was read from: file name and digest."""
     others: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class FrameworkWheel:
         return f"{self.wheel} (sha256:{self.sha256})"
 
     def cited_for(self, python: str) -> "FrameworkWheel":
-        """The row with the wheel for this minor version of Python as its source, where it has one of its own."""
+        """The row with the wheel for this minor version of Python as the source that is cited, if there is one."""
         own = next((it for it in self.others if f"-cp{python.replace('.', '')}-" in it.partition(" ")[0]), None)
         name, _, digest = (own or self.source).removesuffix(")").partition(" (sha256:")
         return replace(self, wheel=name, sha256=digest)

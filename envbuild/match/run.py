@@ -107,7 +107,7 @@ class Run:
 
 
 def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
-    """Take what decides from a manifest; MatchError where the run's framework is not known, or no profile knows it.
+    """Take from a manifest what matching needs; MatchError where its framework is unknown, or no profile has it.
 
     A run without any framework's distribution used none, unless a framework wrote its model.
     """
@@ -145,7 +145,7 @@ def read_run(manifest: TrainingManifest, profiles: Profiles) -> Run:
 
 
 def frameworks_of(manifest: TrainingManifest) -> tuple[str, ...]:
-    """The frameworks of a run: its own, and those whose name a distribution of it begins with; else all."""
+    """The frameworks whose profiles a run needs: its own, and any whose name begins a distribution's; all if unsure."""
     own = manifest.framework.name if manifest.framework else None
     names = [canonicalize_name(it.name) for it in manifest.distributions]
     found = tuple(it for it in FRAMEWORKS if it == own or any(name.startswith(it) for name in names))
@@ -205,7 +205,7 @@ def _unknown_framework(manifest: TrainingManifest, profiles: Profiles) -> MatchE
     pins = {canonicalize_name(it.name) for it in manifest.distributions}
     installed = [it.name for it in profiles.frameworks if it.distributions & pins]
     names = [it.name for it in manifest.frameworks if it.name != "keras"] or installed
-    own = "other commands take the manifest that `envbuild convert` then writes"
+    own = "for commands without that option, write a manifest with `envbuild convert` first"
     if names:
         what = f"the run had {', '.join(names)}, and neither its process nor its model shows which of them it used"
         todo = f"give {', '.join(f'--framework {it}' for it in names)}, or --framework none; {own}"
@@ -392,7 +392,7 @@ def candidates(run: Run) -> tuple[FrameworkWheel, ...]:
 
 
 def _labelled(run: Run, wheel: FrameworkWheel) -> Iterator[FrameworkWheel]:
-    """Builds that no row has, as the default index has none of them: their CUDA is what the label says."""
+    """Builds with a local label (`+cpu`, `+cu118`), which the default index lacks; the label says which CUDA."""
     if run.profile.name == "torch" and (wheel.cuda or run.label.startswith(CPU_LABEL)):
         label = run.label if run.label.startswith(CPU_LABEL) else CPU_LABEL
         yield _bare(wheel, version=f"{wheel.version}+{label}")
@@ -434,7 +434,7 @@ def _rank(run: Run, wheel: FrameworkWheel) -> tuple[int, ...]:
 
 
 def _faults(run: Run, wheel: FrameworkWheel, variant: Variant) -> tuple[str, ...]:
-    # The run's own distribution stays beside the wheel with its code where it is only a name for that.
+    # The run's own distribution may be an empty package that requires the wheel with the code: then both stay.
     own = (it for it in run.release.wheels if (it.distribution, it.machine) == (run.own, wheel.machine))
     stub = next((it for it in own if it.stands_for == wheel.pin), wheel)
     code = next((it for it in run.release.wheels if it.pin == wheel.stands_for), stub)

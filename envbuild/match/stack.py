@@ -48,7 +48,7 @@ class PinChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """What the run's record leaves out, and how the lock adds it: by the requirements of the requirements."""
+    """How the lock adds what the run's record leaves out: as dependencies of what it lists."""
 
     without: tuple[str, ...] = ()
     """Normalised names that are never added, as the variant excludes them."""
@@ -62,7 +62,7 @@ class Gaps:
     before: str | None = None
     """Only what was uploaded before this moment is added: `2023-04-02T00:00:00Z`; None for any time."""
     limits: tuple[Limit, ...] = ()
-    """What is known to fail together, and is refused, as no run is known to have had it."""
+    """Pairs of releases that are known to fail together. They are refused, as only a record with gaps can have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Stack:
     """cuDNN of the image, as exactly as it is known: `8.9.4.25`; of a base or a range, its major version."""
     cuda_source: CudaSource
     base: str
-    """The base that the profile names; an option may replace it. Empty where none is known, without a run."""
+    """The base that the profile names; an option may replace it. Empty if none is known."""
     glibc_minimum: str
     """Lowest glibc that the framework's wheel accepts: `2.17`."""
     driver_minimum: str | None = None

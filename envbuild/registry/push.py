@@ -48,7 +48,7 @@ class PushResult:
     not_sent: int
     """Bytes of blobs that were not sent: they were there before, or were mounted from another repository."""
     blobs: Mapping[Digest, BlobArrival] = field(default_factory=dict)
-    """How each blob came there; if the whole image was there, only of blobs that were begun before."""
+    """How each blob came there; if the image existed already, only blobs whose upload had begun."""
 
     @property
     def digest(self) -> Digest:
@@ -71,7 +71,7 @@ def push(
     An image that gets attachments is pushed without tags, which `publish` then sets.
     Raises RegistryError, BuildError when a layer's bytes are not what its descriptor says, and UsageError.
     After an error all other uploads have been cut, and every tag points to a whole image; tags that were set
-    before it, and one whose confirmation failed, are new.
+    before the error may have moved already.
     """
     named = _valid_tags(reference, tags, image.digest)
     with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
@@ -120,7 +120,7 @@ class Upload:
         self._registry.close()
 
     def follow(self, blob: GrowingBlob) -> None:
-        """Begin to send a layer that is still being written and that the registry is not known to have.
+        """Begin to send a layer while it is still being written, if the registry is not known to have it.
 
         If that fails for any reason, it and the later ones are sent when they are offered.
         """
@@ -284,7 +284,7 @@ def publish(
 ) -> None:
     """Attach what belongs to images that a registry has by digest, and only then set their tags.
 
-    Every push ends here, so only an engine's temporary tag names an image before its signatures. The keys are
+    Every push ends here, so no tag (but an engine's temporary one) names an image that is not signed yet. The keys are
     images and indexes by digest, the values their tags. RegistryError; if `attach` raises it, no tag has moved.
     """
     try:
@@ -321,8 +321,8 @@ def stamped_tag(digest: Digest) -> str:
 def set_tag(registry: Registry, repository: str, tag: str, data: bytes, media_type: str) -> None:
     """Set a tag to an existing manifest or index; RegistryError with its present digest if it may not move.
 
-    A tag that is right already is left alone, as repositories with immutable tags refuse even the same digest. So they
-    do when another client has set it meanwhile, which is checked after a refusal.
+    A tag that is right already is left alone, as repositories with immutable tags refuse even the same digest. A
+    refusal because another client has just set the same digest is no error.
     """
     digest = str(Digest.of(data))
     if registry.manifest_digest(repository, tag) == digest:

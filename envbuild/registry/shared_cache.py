@@ -113,7 +113,7 @@ class SharedCache:
     def publishes_layers(self) -> bool:
         """Whether a layer without a key is most likely absent: other keys were found, or the repository is empty.
 
-        A repository that refuses such artifacts, or whose clients publish none, has layers without keys.
+        Otherwise a missing key says nothing: the repository may refuse such artifacts, or nobody publishes them.
         """
         if self.last_error:
             return False

@@ -81,7 +81,7 @@ class Snapshot:
     state: State
     record: RecordFile | None
     """None without a stamp."""
-    base: tuple[str, Stamp] | None = None
+    predecessor: tuple[str, Stamp] | None = None
     """The record that the next one continues, with its name: this one, or with a key the newest that the key signed."""
     records: Mapping[str, Stamp] = field(default_factory=dict)
     """With a key, all records for the model."""
@@ -101,7 +101,7 @@ class Snapshot:
     @property
     def continued(self) -> Stamp | None:
         """The record that the next one continues, if it was written for the anchor's present content."""
-        stamp = self.base[1] if self.base else None
+        stamp = self.predecessor[1] if self.predecessor else None
         return stamp if stamp and stamp.anchor.generation == self.state.generation else None
 
     @property
@@ -128,9 +128,9 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
         raise StampConflict("the model was removed meanwhile", where=model.uri, todo=REPLACED)
     name = pointed(state.metadata, model.uri)
     records = records_of(model, name) if signer else {}
-    base = newest_signed(model, records, signer) if signer else None
+    predecessor = newest_signed(model, records, signer) if signer else None
     if name is None:
-        return Snapshot(state=state, record=None, base=base, records=records, is_file=model.is_file)
+        return Snapshot(state=state, record=None, predecessor=predecessor, records=records, is_file=model.is_file)
     data = model.store.read(name, limit=RECORD_LIMIT)
     if data is None:
         command = model.store.unpointing(model.anchor)
@@ -138,9 +138,9 @@ def read_snapshot(model: Model, signer: Signer | None = None) -> Snapshot:
         raise StampError(f"the record that the model points to is missing: {name}", where=model.uri, todo=todo)
     record = read_record(name, data)
     if signer is None:
-        base = (name, record)
+        predecessor = (name, record)
     file = RecordFile(name=name, stamp=record, data=data)
-    return Snapshot(state=state, record=file, base=base, records=records, is_file=model.is_file)
+    return Snapshot(state=state, record=file, predecessor=predecessor, records=records, is_file=model.is_file)
 
 
 def read_previous(model: Model, record: Stamp) -> RecordFile | None:
@@ -168,7 +168,7 @@ class History:
     proven: Stamp | None = None
     """The newest record's stamp if a key was required, and signed it."""
     left: Stamp | None = None
-    """Without a record, the newest one for another content of the file, or another file."""
+    """Without a record: the newest one that is left of a replaced content of the file, or of another file."""
     anchor: str = ""
     """The file that would have the stamp."""
     signature: bool = False
@@ -310,8 +310,8 @@ def find_fork(model: Model, records: Mapping[str, Stamp], keys: Keys, pending: S
     """Say which signed record is not in the history of the newest one; empty if there is one history.
 
     A signer continues the newest record of the keys that it was given. So two records continue the same one only if
-    one was hidden from the signer, has another key, or was written at the same time. In the last case the same stamp
-    is written again, after the other's: `pending` is that one before it is written.
+    one was hidden from the signer, has another key, or was written at the same time. In the last case the loser writes
+    its stamp again, after the winner's; `pending` is that second record while it is not written yet.
     """
     newest = newest_signed(model, records, keys)
     line = _line(records, newest[0]) if newest else []
@@ -323,7 +323,7 @@ def find_fork(model: Model, records: Mapping[str, Stamp], keys: Keys, pending: S
         rival = line[max(line.index(common) - 1, 0)]
         before = records.get(stamp.previous or "")
         added = set(stamp.images) - set(before.images if before else ())
-        # A later record that one call wrote, with the image that this one added.
+        # Whether the same call wrote a later record with the images that this one added.
         again = any(
             (it.created, it.by) == (stamp.created, stamp.by) and it.counter > stamp.counter and added <= set(it.images)
             for it in written

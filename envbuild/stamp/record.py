@@ -199,7 +199,7 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
 
 
 def later_schema(carried: str | None) -> str:
-    """Return the schema of a record that carries images of a record of schema `carried` over: the newer of both."""
+    """Return the schema of a record that takes over images of a record of schema `carried`: the newer of both."""
     return max(SCHEMA_VERSION, carried or SCHEMA_VERSION, key=lambda it: int(it.partition(".")[2]))
 
 

@@ -199,8 +199,8 @@ class StampWriter:
         if not self.signer and now.name is not None:
             unsigned = self.model.store.read(signature_name(now.name), limit=SIGNATURE_LIMIT) is not None
         self.model.store.patch(self.model.anchor, {**values, **removed}, now.state)
-        reason = "the record before is not this key's newest"
-        if now.base and now.base[0] == now.name:
+        reason = "the current record was not signed by this key"
+        if now.predecessor and now.predecessor[0] == now.name:
             replaced = "the model was replaced or copied"
             reason = "training stamped another model or environment" if now.current else replaced
         before = now.stamp.images if now.stamp else ()
@@ -233,12 +233,12 @@ class StampWriter:
 
     def _check_built_on(self, now: Snapshot) -> None:
         """StampConflict if the record that the next one continues has another training image than `built_on`."""
-        before, base = self.built_on, now.base[1] if now.base else None
+        before, last = self.built_on, now.predecessor[1] if now.predecessor else None
         if before is None:
             return
-        train = (base.image(("train", *self.image.slot[1:])) or base.image(before.slot)) if base else None
+        train = (last.image(("train", *self.image.slot[1:])) or last.image(before.slot)) if last else None
         if train is None or (train.digest, train.manifest_sha256) != (before.digest, before.manifest_sha256):
-            number = f" (record {base.counter})" if base else ""
+            number = f" (record {last.counter})" if last else ""
             what = f"training stamped a new environment{number} while the serving image was built"
             todo = "run the command again: it builds on the new environment"
             raise StampConflict(what, where=self.model.uri, todo=todo)
@@ -255,16 +255,16 @@ class StampWriter:
         """Return the existing stamp if it is this one: of a try whose reply was lost, or an equal one."""
         if now.stamp is None or now.name is None or merged(now.images, self.image) != now.images:
             return None
-        if now.base is None or now.base[0] != now.name or self.content not in (None, now.stamp.content):
+        if now.predecessor is None or now.predecessor[0] != now.name or self.content not in (None, now.stamp.content):
             return None
         if not pointer(now.stamp, now.name).items() <= dict(now.state.metadata).items():
             return None
         return StampResult(record=now.name, stamp=now.stamp, changed=retried)
 
     def _next_record(self, now: Snapshot) -> Stamp:
-        name, base = now.base or (None, None)
+        name, last = now.predecessor or (None, None)
         anchor = Anchor(name=self.model.anchor, generation=now.state.generation)
-        carried = self._carried_images(base) if base and base.anchor == anchor else ()
+        carried = self._carried_images(last) if last and last.anchor == anchor else ()
         return Stamp(
             model=self.model.uri,
             anchor=anchor,
@@ -276,30 +276,30 @@ class StampWriter:
             envbuild=version("envbuild"),
             by=self.by,
             previous=name,
-            counter=(base.counter if base else 0) + 1,
+            counter=(last.counter if last else 0) + 1,
             content=self.content,
-            schema_version=later_schema(base.schema_version if base and carried else None),
+            schema_version=later_schema(last.schema_version if last and carried else None),
         )
 
-    def _carried_images(self, base: Stamp) -> tuple[StampedImage, ...]:
-        """The images of a record that the next one keeps.
+    def _carried_images(self, last: Stamp) -> tuple[StampedImage, ...]:
+        """The images of the predecessor that the next record keeps.
 
-        None of other model files than training stamps now, and none that was built on a replaced training image.
+        If training stamps other model files: none. If it replaces a training image: not the serving images built on it.
         """
         if self.image.role != "train":
-            return base.images
-        if base.content and self.content and not base.content.is_within(self.content):
+            return last.images
+        if last.content and self.content and not last.content.is_within(self.content):
             return ()
-        old = base.image(self.image.slot)
+        old = last.image(self.image.slot)
         if old is None or old.digest == self.image.digest:
-            return base.images
+            return last.images
         # A serving image without a training image of its variant and platform was built from another one's manifest.
         return tuple(
-            it for it in base.images if it.role != "serve" or base.image(("train", *it.slot[1:])) not in (old, None)
+            it for it in last.images if it.role != "serve" or last.image(("train", *it.slot[1:])) not in (old, None)
         )
 
     def _join_again(self, first: Snapshot) -> Snapshot:
-        """Read the model after a try; StampConflict when its state cannot be joined with the image."""
+        """Read the model after a try; StampConflict as `_join`."""
         try:
             return self._join(first)
         except StampConflict:
@@ -308,7 +308,7 @@ class StampWriter:
             raise self._unknown(error) from error
 
     def _join(self, first: Snapshot) -> Snapshot:
-        """Read the model; StampConflict when the records since `first` cannot be joined with the image."""
+        """Read the model again; StampConflict when records written since `first` contradict this stamp."""
         now = read_snapshot(self.model, self.signer)
         if now.state.generation != first.state.generation:
             what = "the model was replaced since the work on its stamp began"
@@ -339,7 +339,7 @@ class StampWriter:
 
 def _check_minimum(model: Model, signer: Signer, now: Snapshot) -> None:
     """StampError if the record that the next one continues has too low a number."""
-    newest = now.base[1].counter if now.base else 0
+    newest = now.predecessor[1].counter if now.predecessor else 0
     if newest < signer.minimum:
         has = f"the model's newest record by this key is {newest}" if newest else "the model has no record by this key"
         what = f"{has}, and --minimum-record requires {signer.minimum} or later: newer ones were removed"

@@ -147,9 +147,9 @@ def own(tmp_path_factory):
 
 
 def test_sigterm_lets_running_requests_end(tmp_path, light, own):
-    settings = {"ENVBUILD_MODEL_FOLDER": str(tmp_path), "ENVBUILD_DRAIN_SECONDS": "0.5"}
+    settings = {"ENVBUILD_MODEL_FOLDER": str(tmp_path), "ENVBUILD_DRAIN_SECONDS": "3"}
     with serving(light, tmp_path / "log", own, **settings) as it:
-        assert check_drained(it, "/predict", {"instances": [2.0]}) == {"predictions": [4.0]}
+        assert check_drained(it, "/predict", {"instances": [5.0]}) == {"predictions": [10.0]}
 
 
 def test_vertexs_variables_name_port_and_routes_and_lines_of_json_are_logged(tmp_path, light, own):

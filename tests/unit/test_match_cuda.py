@@ -12,7 +12,7 @@ from envbuild.manifest.hardware import Accelerator, Component, Gpu, Native
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage
 from envbuild.match.match import match
-from envbuild.match.pins import broken_hand_limits
+from envbuild.match.pins import broken_profile_limits
 from envbuild.match.profiles import Release, load_profiles
 from envbuild.match.stack import KEYS, Decision, Stack, pairs_of
 from tests.unit.test_match_frameworks import changed, decided, names, ran
@@ -267,7 +267,7 @@ def test_pairs_that_fail_are_reproduced_of_a_whole_record_and_refused_of_another
     assert needs in refused
     assert stack.gaps is not None
     pins = {name: version for name, _, version in (it.partition("==") for it in stack.requirements)}
-    assert pin in {it.other for it in broken_hand_limits(pins, stack.gaps.limits) if it.limit.breaks}
+    assert pin in {it.other for it in broken_profile_limits(pins, stack.gaps.limits) if it.limit.breaks}
 
 
 def test_what_is_known_to_go_together_is_not_told():

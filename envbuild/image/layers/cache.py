@@ -33,7 +33,7 @@ class CachedLayer:
 class Shared(Protocol):
     """Layers and notes that others share, by the same keys: unproven claims, and None for what cannot be read."""
 
-    def prefetch(self, layers: Iterable[Digest], facts: Iterable[Digest]) -> None:
+    def prefetch(self, layers: Iterable[Digest], notes: Iterable[Digest]) -> None:
         """Look up many keys at once, so that single lookups cost nothing afterwards."""
 
     def layer(self, key: Digest) -> Claim[LayerResult] | None:

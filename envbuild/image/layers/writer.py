@@ -2,7 +2,7 @@
 
 A wheel is not compressed again: its own deflate streams are used, with blocks for tar headers between them. For each
 file one block holds the padding of the file before and the tar header; the wheel's bytes follow unchanged. A gzip
-member ends where a wheel's stream does: that of a large file, and the few whose last block is not found. Two digests
+member ends after a large file's stream, and after the few streams whose last block is not found. Two digests
 are computed in threads: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel.
 
 Files that are not compressed yet are compressed by libdeflate in one exact release, as the PyPI package `deflate`
