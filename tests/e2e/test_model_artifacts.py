@@ -287,7 +287,7 @@ class InRoot:
         for path, content in {"program.py": program.encode(), **beside}.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-        command = ["chroot", self.root, "python3", "-B", "/ran/program.py", "--out", "/ran/answer"]
+        command = ["chroot", str(self.root), "python3", "-B", "/ran/program.py", "--out", "/ran/answer"]
         code = subprocess.run(command, check=False, timeout=seconds).returncode
         return Ran(answer=(folder / "answer").read_bytes(), code=code)
 
