@@ -84,8 +84,8 @@ def test_a_transformers_pipeline_predicts_what_it_did_in_training(emulated, tmp_
     given = {"volumes": volumes, "user": "0", "network_mode": "none", "environment": {"PYTHONPATH": str(ROOT)}}
     train = ["python", "-B", str(PROGRAM), "transformers"]
     engine.run(json.loads(first.stdout)["image"], [*train, "folder", str(tmp_path / "model")], timeout=3000, **given)
-    goes = (*goes, f"{registry.host}/cpu/two", "--stamp", "model")
-    second = json.loads(envbuild("from-manifest", "model.json", *goes, cwd=tmp_path).stdout)
+    stamped = (*goes, f"{registry.host}/cpu/two", "--stamp", "model")
+    second = json.loads(envbuild("from-manifest", "model.json", *stamped, cwd=tmp_path).stdout)
     engine.pull(second["image"])
     said = engine.run(second["image"], [*train, "predict", str(tmp_path / "model")], timeout=3000, **given)
     assert said.strip().splitlines()[-1] == (tmp_path / "model.txt").read_text()
