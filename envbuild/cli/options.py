@@ -123,13 +123,13 @@ class ImageOptions:
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
-        "PEM, or keyless:ISSUER=IDENTITY. With --sign: a second trusted key, whose records are continued. "
+        "PEM, or keyless:ISSUER=IDENTITY. With --sign: continue this key's records too. "
         "When serving: the key that signed the stamp.",
         "KEY",
     )
     minimum_record: MinimumRecord = None
     bytecode: bool | None = option(
-        HOW, "Compile modules: the image is larger and starts faster. On by default for serving images.", None,
+        HOW, "Compile modules: larger, starts faster. On for serving.", None,
         "--bytecode/--no-bytecode", show_default=False,
     )  # fmt: skip
     system_packages: bool = option(

@@ -610,7 +610,7 @@ def test_a_key_does_not_take_over_what_it_has_not_signed(tmp_path, attack):
     expected = [*before, ("train", "gpu", new.digest.hex[:4])]
     assert slots(site.uri) == expected  # those of the newest record that the key signed, and the new one
     assert result.stamp.counter == 4
-    assert result.reason_dropped == "the record before is not this key's newest"
+    assert result.reason_dropped == "the current record was not signed by this key"
     assert read_history(site.uri, proof=Proof(keys=record_keys([str(site.public)]), minimum=4)).proven
 
 

@@ -242,7 +242,7 @@ def test_which_of_two_frameworks_a_run_used_is_asked(site):
     said = site.refused(code=11)
     assert "the run had tensorflow, torch" in said
     assert "--framework tensorflow, --framework torch, or --framework none" in said
-    assert "other commands take the manifest that `envbuild convert` then writes" in said
+    assert "for commands without that option, write a manifest with `envbuild convert` first" in said
     assert "torch==2.1.0" in site.refused("--framework", "tensorflow"), "which the index does not have, and not +cpu"
     assert "torch==2.1.0+cpu" not in site.refused("--framework", "none")
     assert site.locked("--framework", "tensorflow", "--drop", "torch")["wheels"] == 2

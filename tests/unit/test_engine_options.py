@@ -130,7 +130,7 @@ def test_a_builder_elsewhere_pushes_and_its_registrys_digest_counts(site, index)
     ("options", "code", "text"),
     [
         (("--bytecode", *DOCKER), 2, "only the assembler compiles modules"),
-        (("--builder-name", "far"), 2, "only --builder docker has builders"),
+        (("--builder-name", "far"), 2, "--builder-name names a builder of docker buildx"),
         (("--builder-name", "far", *DOCKER), 2, "gives its image to a registry"),
         (("--builder-name", "far", "--push", "example.com/a", *DOCKER), 17, "no docker command here has buildx"),
         (

@@ -206,7 +206,7 @@ def test_the_run_s_own_wheel_is_taken_where_a_resolver_prefers_another(index: Fa
     assert (wheel.filename, wheel.sha256.hex) == (NATIVE[17].filename, NATIVE[17].sha256)
     assert wheel.size == len(NATIVE[17].data)
     assert run.proof.summary == "1 of 1 identical"
-    assert f"{NATIVE[17].filename} is the run's own wheel; a resolver takes {NATIVE[28].filename}" in run.notes()
+    assert f"{NATIVE[17].filename} is the run's own wheel; the resolver chose {NATIVE[28].filename}" in run.notes()
 
 
 def test_the_run_s_own_wheel_is_named_where_it_does_not_fit(index: FakeIndex, tmp_path):
@@ -287,8 +287,10 @@ def test_another_version_of_a_distribution_replaces_it(index: FakeIndex, tmp_pat
 def test_a_server_without_ranges_leaves_big_wheels_unknown(index: FakeIndex, tmp_path):
     index.ranges = False
     run = proven(tmp_path, installed(BIG), installed(PURE))
-    assert run.proof.summary == "1 of 2 identical; 1 cannot be compared: big has a RECORD that cannot be read in place"
-    assert outcome(run, "big") == ("unknown", "has a RECORD that cannot be read in place")
+    assert (
+        run.proof.summary == "1 of 2 identical; 1 cannot be compared: big has a RECORD that only a download could read"
+    )
+    assert outcome(run, "big") == ("unknown", "has a RECORD that only a download could read")
     assert run.lock.wheels[0].size == len(BIG.data)
 
 
