@@ -183,14 +183,14 @@ def bases_of(record: dict[str, Any], pythons: Path | None, folder: Path) -> list
     if minor in _DEBIAN and "file" in record:
         return [(_DEBIAN[minor][0], record["python"])]
     if minor not in _DEBIAN and pythons and (found := sorted(pythons.glob(f"{minor}.*"))):
-        base_with(found[-1], folder / "base")
+        base_with(found[-1], folder / "base", cache_folder())
         return [(str(folder / "base"), record["python"])]
     return [base for it, base in _DEBIAN.items() if int(it[2:]) >= int(minor[2:])]
 
 
-def base_with(installation: Path, folder: Path) -> None:
+def base_with(installation: Path, folder: Path, cache: Path) -> None:
     """Write Debian 12 with another Python below /usr/local, as an OCI layout."""
-    debian = debian_base("bookworm", "x86_64", cache_folder(), SILENT)
+    debian = debian_base("bookworm", "x86_64", cache, SILENT)
     blob = folder.with_suffix(".tar")
     with tarfile.open(blob, "w") as tar:
         for name in ("bin", "lib"):

@@ -202,7 +202,7 @@ def _plan(
 ) -> _Plan:
     """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
     folder = APP_FOLDER if order.app or server.files else None
-    addition = Addition(ports=server.ports, folder=folder, contents=contents)
+    addition = Addition(variables=server.variables, ports=server.ports, folder=folder, contents=contents)
     addition = add_startup_check(addition, above, order.cmd or server.cmd)
     compiling = compiling_for(parent, order.build_request.cache, report) if order.build_request.bytecode else None
     config = asdict(replace(addition, contents=()))

@@ -15,7 +15,7 @@ from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
 from envbuild.files import data_folder, open_inside
 from envbuild.image.content import Content
-from envbuild.manifest.model import Model, ModelFile
+from envbuild.manifest.model import Golden, Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX
 from envbuild.report import Reporter
@@ -29,10 +29,14 @@ from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rew
 REQUIREMENTS = ("fastapi>=0.100", "uvicorn>=0.23", "prometheus-client>=0.17")
 """Of the ready server. So wide that an old environment, none of whose pins can move, finds releases that fit it."""
 SERVED = (
-    "saved_model", "keras", "hdf5", "onnx", "torchscript", "pickle", "joblib", "skops", "xgboost", "lightgbm",
-    "catboost",
+    "saved_model", "keras", "hdf5", "onnx", "torchscript", "torch_export", "pickle", "joblib", "skops", "xgboost",
+    "lightgbm", "catboost",
 )  # fmt: skip
 """Formats of models that the ready server loads, as manifests name them."""
+_METHODS = {
+    "predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform", "apply",
+}  # fmt: skip
+"""Methods by which scikit-learn's conventions name what a model gives."""
 IGNORED = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".env", ".env.*", ".envrc", ".dockerignore", ".ds_store",
     ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints",
@@ -96,7 +100,14 @@ def server_parts(order: ServeOrder, origin: Origin) -> Server:
         ports=(PORT,),
         health="/health",
         predict="/predict",
+        variables=_methods(origin.manifest.golden),
     )
+
+
+def _methods(golden: Golden | None) -> tuple[tuple[str, str], ...]:
+    """Have the ready server call the methods whose outputs the run recorded, where that is not `predict` alone."""
+    names = [it.name for it in golden.outputs] if golden else ["predict"]
+    return (("ENVBUILD_METHODS", ",".join(names)),) if names != ["predict"] and set(names) <= _METHODS else ()
 
 
 def application_of(order: ServeOrder) -> Content:

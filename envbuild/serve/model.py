@@ -44,6 +44,8 @@ class Server:
     """The route that answers 200 when predictions can be asked for; empty where none is known."""
     predict: str = ""
     """The route that takes `{"instances": [...]}`; empty where none is known."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of the image that set the server up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,7 +352,8 @@ def read_record(text: str, *, strict: bool = False) -> Iterator[Row]:
     try:
         for row in csv.reader(io.StringIO(text, newline=""), strict=strict):
             if row and row[0]:
-                yield Row(*row[:3])
+                path, digest, size = (*row, "", "")[:3]
+                yield Row(path, digest.rstrip("="), size)  # CatBoost 1.0's has padding
     except csv.Error as error:
         raise RecordError(str(error)) from error
 

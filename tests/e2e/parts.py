@@ -66,8 +66,11 @@ def _install_aside(interpreter: Path, requirements: Sequence[str], folder: Path)
 
 
 def find_python(version: str) -> Path:
-    """Find an interpreter of a version such as `3.11`: the tests' own, Debian's, then PATH."""
-    found = (sys.executable, f"/usr/bin/python{version}", shutil.which(f"python{version}"))
+    """Find an interpreter of a version such as `3.11`: the tests' own, Debian's, then PATH and pyenv."""
+    pyenv = (
+        Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser().glob(f"versions/{version}.*/bin/python{version}")
+    )
+    found = (sys.executable, f"/usr/bin/python{version}", shutil.which(f"python{version}"), *sorted(pyenv))
     for candidate in (Path(name) for name in found if name):
         if candidate.exists() and _version_of(candidate) == version:
             return candidate

@@ -7,6 +7,8 @@ import shutil
 import struct
 import subprocess
 from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,13 @@ from envbuild.base.resolve import resolve_base
 from envbuild.capture import script
 from envbuild.capture.golden import golden_facts
 from envbuild.capture.model import model_facts
+from envbuild.manifest.model import Array
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from envbuild.report import SILENT
+from envbuild.verify.golden.check import check
+from envbuild.verify.golden.runners import Ran
 from tests.e2e.parts import index_access
 from tests.e2e.services import command_output
 from tests.fakes.gcs import FakeGcs
@@ -29,6 +35,20 @@ PROGRAMS = Path(__file__).with_name("artifacts")
 TENSORFLOW = ("tensorflow-cpu==2.15.1", "pip==24.0")
 NEWEST = ("tensorflow-cpu==2.21.0",)
 OLDEST = "tensorflow-cpu==2.8.4"
+ROOT = Path(__file__).resolve().parents[2]
+SERVED = """
+import json, sys
+from pathlib import Path
+import numpy as np
+folder = Path(__file__).parent
+sys.path.insert(0, str(folder / "app"))
+from serving.loading import load_model
+model, x = load_model(folder / "model"), np.array(json.loads((folder / "x.json").read_bytes()), "float32")
+[name], [y] = [it.name for it in model.inputs], model.call({model.inputs[0].name: x.reshape(-1, 4)}).values()
+Path(sys.argv[2]).write_text(json.dumps([name, [[it.dtype, it.shape] for it in model.inputs], y.ravel().tolist()]))
+"""
+"""Loads and calls a model as the ready server does."""
+SERVER = ROOT / "templates/server/fastapi"
 FLOATS = struct.pack("<6f", *range(6))
 TURNED = struct.pack("<6f", 0, 3, 1, 4, 2, 5)
 
@@ -246,3 +266,51 @@ def test_a_golden_sample_of_tensorflow(tmp_path, train_env):
 @pytest.mark.slow  # a Debian root with PyTorch: 1.2 GB
 def test_a_golden_sample_of_torch(saved_by_torch):
     check_golden(saved_by_torch)
+
+
+def floats(it: Array) -> list[float]:
+    data = b64decode(it.data)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InRoot:
+    """Processes in a Debian root, as in a container."""
+
+    name: str
+    root: Path
+
+    def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
+        """Run a file with copies of the others beside it."""
+        folder = self.root / "ran"
+        shutil.rmtree(folder, ignore_errors=True)
+        for path, content in {"program.py": program.encode(), **beside}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+        command = ["chroot", str(self.root), "python3", "-B", "/ran/program.py", "--out", "/ran/answer"]
+        code = subprocess.run(command, check=False, timeout=seconds).returncode
+        return Ran(answer=(folder / "answer").read_bytes(), code=code)
+
+
+@pytest.mark.slow  # a Debian root with PyTorch: 1.2 GB
+@pytest.mark.parametrize(("kind", "taken"), [("jit", [None, None]), ("export", ["float32", [None, 4]])])
+def test_torch_predicts_what_it_did_in_the_golden_check_and_in_the_server(kind, taken, torch_root, tmp_path):
+    work = torch_root / "served"
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(ROOT / "envbuild", work / "envbuild", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROGRAMS / "train_model.py", work)
+    train = ("env", "PYTHONPATH=/served", "python3", "-B", "/served/train_model.py", "torch", kind, "/served/model")
+    command_output("chroot", str(torch_root), *train)
+    manifest = read_manifest((work / "model.json").read_bytes(), "manifest")
+    runner = InRoot(name="trixie", root=torch_root)
+    [finding] = check(manifest, str(work / "model"), [runner], cache=tmp_path, report=SILENT)
+    assert finding.agrees, finding
+    assert manifest.golden is not None
+    x, y = (floats(array) for [array] in (manifest.golden.inputs, manifest.golden.outputs))
+    files = {f"app/{it.relative_to(SERVER)}": it for it in SERVER.rglob("*.py")}
+    files |= {f"model/{it.name}": it for it in (work / "model").iterdir()}
+    ran = runner.run(SERVED, {"x.json": json.dumps(x).encode(), **files}, seconds=300)
+    assert ran.answer
+    name, inputs, found = json.loads(ran.answer)
+    assert (name, inputs) == ("input", [taken])
+    assert found == pytest.approx(y, rel=1e-5, abs=1e-6)

@@ -196,7 +196,8 @@ def test_a_container_by_digest_predicts_what_training_did_and_ends_when_it_has_a
             abs(a - b) <= golden.atol + golden.rtol * abs(b) for a, b in zip(found, wanted, strict=True)
         ), (found, wanted)  # fmt: skip
 
-    with answering(case, served["image"]) as it:
+    # A Keras model lies in the image, a SavedModel beside it.
+    with answering(case.engine, served["image"], None if case.kind == "keras" else case.model) as it:
         rows = [[[value] for value in x[at : at + 6]] for at in range(0, 30, 6)]
         predicted = it.post(PREDICT, {"instances": rows})
         assert predicted.status_code == 200, predicted.text
@@ -221,14 +222,14 @@ def numbers(it: Array) -> list[float]:
 
 
 @contextmanager
-def answering(case: Case, image: str) -> Iterator[Answering]:
+def answering(engine: Engine, image: str, model: Path | None) -> Iterator[Answering]:
     """Run the image as a platform does, with the model beside it if it is not in it, until it is healthy."""
     options: dict[str, Any] = {"environment": VARIABLES, "ports": {"8080/tcp": ("127.0.0.1", None)}}
-    if case.kind != "keras":
+    if model:
         options["environment"] = VARIABLES | {"AIP_STORAGE_URI": "/mnt/model"}
-        options["volumes"] = {str(case.model): {"bind": "/mnt/model", "mode": "ro"}}
+        options["volumes"] = {str(model): {"bind": "/mnt/model", "mode": "ro"}}
     began = time.monotonic()
-    container = case.engine.client.containers.run(image, detach=True, **options)
+    container = engine.client.containers.run(image, detach=True, **options)
     try:
         container.reload()
         port = container.ports["8080/tcp"][0]["HostPort"]

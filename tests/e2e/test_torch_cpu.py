@@ -29,6 +29,8 @@ from tests.unit.locking import pin
 pytestmark = pytest.mark.real
 
 FROZEN = Path(__file__).with_name("frozen")
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(__file__).with_name("artifacts") / "train_model.py"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 RULE = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
 """Debian's qemu-user-static brings it."""
@@ -69,6 +71,24 @@ def test_pytorch_for_the_cpu_imports_and_has_no_file_of_nvidia(emulated, tmp_pat
     size = sum(layer["size"] for layer in result["layers"])
     assert size < 400 << 20
     print(f"torch 2.10.0 cpu, arm64: {size / 1e6:.0f} MB, {result['seconds']:.0f} s")
+
+
+@pytest.mark.slow
+def test_a_transformers_pipeline_predicts_what_it_did_in_training(emulated, tmp_path, envbuild, registry, engine):
+    (tmp_path / "requirements.txt").write_text("torch==2.10.0\ntransformers==4.57.3\n")
+    goes = ("--base", "debian:trixie", "--variant", "cpu", "--out", "out", "--json", "--push")
+    ran = ("--from", "requirements", *ARM[2:6], "--python", "3.13.5")
+    first = envbuild("from-manifest", "requirements.txt", *ran, *goes, f"{registry.host}/cpu/one", cwd=tmp_path)
+    engine.pull(json.loads(first.stdout)["image"])
+    volumes = {str(it): {"bind": str(it), "mode": mode} for it, mode in ((tmp_path, "rw"), (ROOT, "ro"))}
+    given = {"volumes": volumes, "user": "0", "network_mode": "none", "environment": {"PYTHONPATH": str(ROOT)}}
+    train = ["python", "-B", str(PROGRAM), "transformers"]
+    engine.run(json.loads(first.stdout)["image"], [*train, "folder", str(tmp_path / "model")], timeout=3000, **given)
+    stamped = (*goes, f"{registry.host}/cpu/two", "--stamp", "model")
+    second = json.loads(envbuild("from-manifest", "model.json", *stamped, cwd=tmp_path).stdout)
+    engine.pull(second["image"])
+    said = engine.run(second["image"], [*train, "predict", str(tmp_path / "model")], timeout=3000, **given)
+    assert said.strip().splitlines()[-1] == (tmp_path / "model.txt").read_text()
 
 
 @pytest.mark.parametrize(("version", "python"), [("1.13.1", "3.10.9"), ("2.3.1", "3.11.2"), ("2.10.0", "3.13.5")])

@@ -69,7 +69,9 @@ def check_record(found: dict[str, bytes | None]) -> None:
 
 def test_a_hash_of_record_that_is_wrong_is_not_taken_for_true(tmp_path):
     told = f"hostile.py,sha256={'a' * 43},{len(SOURCE)}\n"
-    for text, true in ((told, False), (record_line("hostile.py", SOURCE), True)):
+    line = record_line("hostile.py", SOURCE)
+    padded = "=,".join(line.rsplit(",", 1))  # as in CatBoost 1.0
+    for text, true in ((told, False), (line, True), (padded, True)):
         (tmp_path / FILENAME).write_bytes(archive(parts(record=text)))
         with WheelArchive(tmp_path / FILENAME, FILENAME) as wheel, ThreadPoolExecutor(1) as pool:
             wheel.verify_record = True

@@ -72,6 +72,13 @@ def test_a_library_loads_what_it_promises_to(model, environment, wrong):
         ({"protocol": "4", "modules": "sklearn"}, having(numpy="2.1.0", complete=False), ()),
         ({"protocol": "4", "modules": "xgboost"}, having(xgboost_cpu="2.1.0"), ()),
         ({"protocol": "4", "modules": "churn"}, having(numpy="2.1.0"), ()),
+        (
+            {"protocol": "5", "modules": "numpy,pandas,statsmodels"},
+            having(numpy="2.1.0", pandas="2.2.3"),
+            ("statsmodels",),
+        ),
+        ({"protocol": "4", "modules": "pandas,prophet"}, having(pandas="2.2.3", prophet="1.1.7"), ()),
+        ({"protocol": "4", "modules": "pandas,prophet"}, having(pandas="2.2.3"), ("prophet",)),
         ({"protocol": "5", "modules": ""}, having(python="3.7.17"), ("protocol 5", "3.7.17")),
         ({"protocol": "5", "modules": ""}, having(python="3.8.1"), ()),
         (
@@ -94,6 +101,36 @@ def test_a_pickle_needs_its_modules_and_its_protocol(details, environment, named
     found = [it for it in apply_rules(model_of("pickle", **details), environment, (artifact_pickle,)) if not it.agrees]
     assert bool(found) is bool(named)
     assert all(part in f"{it.wanted} {it.found} {it.todo}" for it in found for part in named)
+
+
+def onnx(ir_version: int, opset: int, ml: int | None = None) -> Side:
+    return model_of("onnx", ir_version=str(ir_version), opset=str(opset), **{"opset:ai.onnx.ml": str(ml or "")})
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "named"),
+    [
+        (onnx(8, 17), having(onnxruntime="1.12.1"), ()),
+        (onnx(8, 18), having(onnxruntime="1.12.1"), ("opset 18", "opset 17", "1.14 or later")),
+        (onnx(10, 18), having(onnxruntime="1.16.3"), ("IR version 10", "1.18 or later")),
+        (onnx(9, 18), having(onnxruntime_gpu="1.16.3"), ()),
+        (
+            onnx(10, 22, 5),
+            having(onnxruntime_gpu="1.17.3"),
+            ("IR version 10", "opset 22", "opset of ai.onnx.ml 5", "1.21"),
+        ),
+        (onnx(4, 11, 3), having(onnxruntime="1.10.0"), ("ai.onnx.ml 3", "1.11")),
+        (onnx(99, 17), having(onnxruntime="1.32.0"), ("IR version 99",)),
+        (onnx(99, 17), having(onnxruntime="1.33.0"), ()),
+        (onnx(99, 17), having(onnxruntime="1.2.0"), ()),
+        (onnx(99, 17), having(torch="2.1.0"), ()),
+        (model_of("onnx"), having(onnxruntime="1.12.1"), ()),
+    ],
+)
+def test_onnx_runtime_reads_a_model_up_to_its_opset(model, environment, named):
+    found = [it for it in apply_rules(model, environment, (artifact_library,)) if not it.agrees]
+    assert bool(found) is bool(named)
+    assert all(part in f"{it.says} {it.todo}" for it in found for part in named)
 
 
 def test_each_artifact_of_a_folder_is_judged_and_named():

@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from envbuild.errors import UsageError
-from envbuild.manifest.model import Model
+from envbuild.manifest.model import Array, Golden, Model
 from envbuild.serve.contents import REQUIREMENTS, server_parts
 from tests.fakes.images import image_of
 from tests.unit.serving_app import FOLDER
@@ -26,6 +26,24 @@ def test_the_ready_server_is_its_folder_at_app(tmp_path):
     assert {FOLDER / path for path in files} == set(files.values()) == set(FOLDER.rglob("*.py"))
     assert server.cmd == ("/opt/env/bin/python", "/app/serve.py")
     assert (server.ports, server.health, server.predict) == ((8080,), "/health", "/predict")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "methods"),
+    [
+        (("predict", "predict_proba"), "predict,predict_proba"),
+        (("predict_proba",), "predict_proba"),
+        (("predict",), None),
+        (("",), None),
+        (("probability",), None),
+    ],
+)
+def test_it_calls_the_methods_whose_outputs_the_run_recorded(tmp_path, outputs, methods):
+    arrays = tuple(Array(name=name, dtype="float32", shape=(1,), data="AAAAAA==") for name in outputs)
+    golden = Golden(inputs=arrays[:1], outputs=arrays, rtol=1e-5, atol=1e-6)
+    recorded = replace(origin("joblib"), manifest=manifest_with(golden))
+    server = server_parts(order_of(tmp_path, server="fastapi"), recorded)
+    assert dict(server.variables).get("ENVBUILD_METHODS") == methods
 
 
 def test_its_requirements_are_what_it_imports():

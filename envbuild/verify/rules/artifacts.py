@@ -1,4 +1,4 @@
-"""Model files of scikit-learn, XGBoost and CatBoost, and pickles, against what is to load them."""
+"""Model files of scikit-learn, XGBoost and CatBoost, ONNX and pickles, against what is to load them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,12 +24,12 @@ _NO_BINARY = (3, 1)
 """XGBoost reads its old binary format before 3.1 only: 3.0.5 loads what 1.7.6 wrote, 3.1.1 does not."""
 _PROTOCOL_5 = (3, 8)
 _ONNX = (
-    ((1, 8), 14, 7, 2), ((1, 9), 15, 8, 2), ((1, 11), 16, 8, 3), ((1, 12), 17, 8, 3), ((1, 14), 18, 8, 3),
-    ((1, 15), 19, 9, 3), ((1, 17), 20, 9, 4), ((1, 18), 21, 10, 5), ((1, 21), 22, 10, 5), ((1, 23), 23, 11, 5),
-    ((1, 24), 25, 13, 5), ((1, 25), 26, 13, 5),
+    ((1, 4), 12, 7, 2), ((1, 6), 13, 7, 2), ((1, 8), 14, 7, 2), ((1, 9), 15, 8, 2), ((1, 11), 16, 8, 3),
+    ((1, 12), 17, 8, 3), ((1, 14), 18, 8, 3), ((1, 15), 19, 9, 3), ((1, 17), 20, 9, 4), ((1, 18), 21, 10, 5),
+    ((1, 21), 22, 10, 5), ((1, 23), 23, 11, 5), ((1, 24), 25, 13, 5), ((1, 25), 26, 13, 5), ((1, 32), 28, 14, 5),
 )  # fmt: skip
 """From which ONNX Runtime on it loads which opset, IR version and opset of ai.onnx.ml; tried with each release."""
-_ONNX_TRIED = (1, 31)
+_ONNX_TRIED = (1, 32)
 _ONNX_NUMBERS = (("opset", "opset"), ("ir_version", "IR version"), ("opset:ai.onnx.ml", "opset of ai.onnx.ml"))
 _OTHER_SPACY = "A pipeline of another major version of spaCy has other files, and is not loaded."
 _OLDER_SPACY = "An older spaCy may lack what the pipeline names, as 3.7.2 lacks TextCatBOW.v3 of 3.7.5."

@@ -68,23 +68,30 @@ def load_catboost(path: Path) -> Model:
     loss = str(loaded.get_all_params().get("loss_function", ""))
     if loss in ("Logloss", "CrossEntropy", "MultiClass", "MultiClassOneVsAll"):
         loaded = catboost.CatBoostClassifier().load_model(str(path), format=kind)
-    return estimator("catboost", loaded)
+    names = tuple(loaded.feature_names_)
+    if names != tuple(map(str, range(len(names)))):
+        return estimator("catboost", loaded, columns=names)
+    words = loaded.get_cat_feature_indices() or loaded.get_text_feature_indices()
+    return estimator("catboost", loaded, width=0 if words else len(names))
 
 
-def estimator(platform: str, loaded: Any) -> Model:
-    """Describe an object by scikit-learn's conventions; Unusable where it lacks a method that is to be called."""
+def estimator(platform: str, loaded: Any, columns: tuple[str, ...] = (), width: int = 0) -> Model:
+    """Describe an object by scikit-learn's conventions; Unusable where it lacks a method that is to be called.
+
+    `columns` and `width` are what it takes where it does not say so in scikit-learn's way.
+    """
     wanted = [name.strip() for name in os.environ.get(METHODS, "predict").split(",") if name.strip()]
     missing = [name for name in wanted if name.startswith("_") or not callable(getattr(loaded, name, None))]
     if missing or not wanted:
         kind = f"{type(loaded).__module__}.{type(loaded).__name__}"
         raise Unusable(f"the model, a {kind}, has no method {', '.join(missing) or 'named'}: correct {METHODS}")
     names = getattr(loaded, "feature_names_in_", None)
-    columns = tuple(map(str, names)) if names is not None else ()
-    width = getattr(loaded, "n_features_in_", None)
+    columns = columns or (tuple(map(str, names)) if names is not None else ())
+    width = width or getattr(loaded, "n_features_in_", 0)
     return described(platform, columns, width, {name: getattr(loaded, name) for name in wanted})
 
 
-def described(platform: str, columns: tuple[str, ...], width: int | None, methods: Mapping[str, Any]) -> Model:
+def described(platform: str, columns: tuple[str, ...], width: int, methods: Mapping[str, Any]) -> Model:
     """Return a model that takes the columns of a table by name, or rows of `width` numbers, or single values."""
     inputs = tuple(Tensor(name, text=True) for name in columns)
     if not columns:

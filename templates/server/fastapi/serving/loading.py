@@ -22,6 +22,7 @@ FILES = (
     (r".*\.keras", "keras", b""),
     (r".*\.onnx", "onnx", b""),
     (r".*\.(h5|hdf5)", "keras", b""),
+    (r".*\.pt2", "torch_export", b""),
     (r".*\.pth?", "torchscript", b""),
     (r".*\.(pkl|pickle|joblib|cloudpickle)", "pickle", b""),
     (r".*\.skops", "skops", b"PK"),
@@ -55,7 +56,9 @@ def find_model(place: Path) -> tuple[str, Path]:
         if re.fullmatch(pattern, path.name) and _head(path, len(start)) == start
     ]
     if not ranked:
-        known = "saved_model.pb, *.keras, *.h5, *.onnx, *.pt of TorchScript, *.pkl, *.joblib, *.skops, *.ubj, *.cbm"
+        known = (
+            "saved_model.pb, *.keras, *.h5, *.onnx, *.pt2, *.pt of TorchScript, *.pkl, *.joblib, *.skops, *.ubj, *.cbm"
+        )
         raise Unusable(f"there is no model that can be served in {place}: {known}")
     _, _, path, how = min(ranked)
     return how, path.parent if how == "saved_model" else path
@@ -178,6 +181,27 @@ def _torchscript(path: Path) -> Model:
     return Model(platform="pytorch_torchscript", inputs=tuple(Tensor(it) for it in names), outputs=(), call=call)
 
 
+def _torch_export(path: Path) -> Model:
+    """Call an exported program by place, on the device that it was exported for."""
+    torch = importlib.import_module("torch")
+    program = torch.export.load(str(path))
+    module, values = program.module(), {it.name: it.meta["val"] for it in program.graph.nodes if it.op == "placeholder"}
+    taken = [(name, values[name]) for name in program.graph_signature.user_inputs]
+    inputs = tuple(Tensor(name, str(it.dtype).rpartition(".")[2], tuple(map(_length, it.shape))) for name, it in taken)
+
+    def call(arrays: Arrays) -> Arrays:
+        given = [torch.from_numpy(np.ascontiguousarray(arrays[name])).to(it.device) for name, it in taken]
+        with torch.no_grad():
+            return _by_name(module(*given), [])
+
+    return Model(platform="pytorch_export", inputs=inputs, outputs=(), call=call)
+
+
+def _length(size: Any) -> int | None:
+    """Return a length; None for one that may differ from call to call."""
+    return size if isinstance(size, int) else None
+
+
 def _onnx(path: Path) -> Model:
     """Call it with the providers that the runtime has, the fastest first."""
     runtime = importlib.import_module("onnxruntime")
@@ -225,6 +249,7 @@ LOADERS: dict[str, Callable[[Path], Model]] = {
     "keras": _keras,
     "onnx": _onnx,
     "torchscript": _torchscript,
+    "torch_export": _torch_export,
     "pickle": load_pickle,
     "skops": load_skops,
     "xgboost": load_xgboost,
