@@ -132,10 +132,6 @@ def pickled(side: Side, module: str) -> Side:
     return replace(side, model=Model(uri="m", format="pickle", details=(("modules", module), ("protocol", "4"))))
 
 
-def exported(side: Side, **details: str) -> Side:
-    return replace(side, model=Model(uri="m", format="onnx", details=tuple(sorted(details.items()))))
-
-
 def serving(version: str, **more: Any) -> Side:
     """An image with another TensorFlow."""
     return replace(having(IMAGE, tensorflow=version, **more), frameworks=(tensorflow(version),))
@@ -1012,18 +1008,6 @@ PLANTED = (
         severity="error",
         says=("the module lightgbm", "install lightgbm there"),
         near=(having(IMAGE, lightgbm="4.6.0"), replace(IMAGE, complete=False)),
-    ),
-    Planted(
-        rule="artifact-onnx",
-        about="model of ONNX",
-        wanted=exported(RUN, ir_version="8", opset="18"),
-        found=having(IMAGE, onnxruntime="1.13.1"),
-        severity="error",
-        says=(
-            "it has opset 18, and onnxruntime 1.13.1 reads at most opset 17",
-            "serve it with onnxruntime 1.14 or later",
-        ),
-        near=(having(IMAGE, onnxruntime="1.14.0"), having(IMAGE, onnxruntime_gpu="1.32.0"), IMAGE),
     ),
     Planted(
         rule="artifact-format",
