@@ -20,8 +20,8 @@ from tests.environ import UNTRIED
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "config.md"
 START = "## Every key and variable\n\n"
-NOT_OURS = {"ENVBUILD_NOTHING", "ENVBUILD_SECRET_", "ENVBUILD_MODEL_FOLDER"}
-"""What a file of VS Code looks up to find nothing, what a build of Cloud Build calls its secrets, and a server's."""
+NOT_OURS = {"ENVBUILD_NOTHING", "ENVBUILD_SECRET_", "ENVBUILD_MODEL_FOLDER", "ENVBUILD_METHODS"}
+"""What a file of VS Code looks up to find nothing, what a build of Cloud Build calls its secrets, and a server's two."""
 
 
 @pytest.fixture(autouse=True)
