@@ -267,8 +267,8 @@ def _pull(reference: Reference, machine: str, pull: Pull, wanted_python: str | N
     except RegistryError as error:
         suite = suite_for(wanted_python or "")
         way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
-        if cuda := cuda_of(f"{reference}"):  # NVIDIA deletes old tags; Debian's bases have no CUDA
-            cuda = ".".join(cuda.split(".")[:2])
+        cuda = ".".join(cuda_of(f"{reference}").split(".")[:2])
+        if cuda.startswith(("10.", "11.")):  # NVIDIA deletes old tags; Debian's bases have no CUDA
             command = f"envbuild base build --cuda {cuda} --python {wanted_python or 'VERSION'}"
             way_out = f"make a base of NVIDIA's packages, {command}, or on a mirror of the image, by --parent MIRROR"
         todo = "; or ".join(part for part in (error.todo, way_out) if part)

@@ -42,8 +42,8 @@ _LEVELS = (17, 28, *range(31, 41))
 _UV_UNSOLVED = 1
 """The exit code of uv where the index answered and nothing fits; another one means that something else failed."""
 _UV_UNDATED = "is missing an upload date"
-_UV_VARIANT = "resolved to a wheel variant"
 """uv's message for a file without upload date, when a date was given."""
+_UV_VARIANT = "resolved to a wheel variant"
 _YANKED = re.compile(r'^warning: `([A-Za-z0-9._-]+)==\S+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 """uv's warning of a withdrawn release, with its reason."""
 

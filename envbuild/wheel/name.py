@@ -48,5 +48,5 @@ def parsed_wheel(filename: str) -> WheelName | None:
     """Read a wheel's file name; None for any other file."""
     try:
         return WheelName.parse(filename)
-    except InvalidWheelFilename:
+    except ValueError:  # also for numbers of thousands of digits
         return None

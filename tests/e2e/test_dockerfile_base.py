@@ -125,6 +125,8 @@ def test_the_suites_python_is_put_in_and_the_same_again_gives_the_same_files(ben
     assert first["python"].startswith("3.11.")
     assert first["glibc"] == "2.36"
     assert "@sha256:" in first["parent"]
+    names = {it.partition("=")[0] for it in engine.client.images.get("same:1").attrs["Config"]["Env"]}
+    assert "CUDA_VERSION" not in names
     added = {path: what for path, what in one.items() if below.get(path) != what}
     times = {what[4] for what in added.values()}
     assert 86400 in times

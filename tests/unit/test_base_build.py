@@ -45,7 +45,7 @@ def test_every_argument_is_one_of_the_dockerfiles():
     declared = {
         line.split()[1].partition("=")[0] for line in base_dockerfile().read_text().splitlines() if line[:4] == "ARG "
     }
-    assert set(order.arguments) == declared - {"PYTHON"}
+    assert set(order.arguments) == declared - {"PYTHON", "KIND"}
     assert order.arguments["PACKAGES"].endswith(" libcudnn7=7.6.5.32-1+cuda10.0 cc=1 dd:arm64=2:3-4+e~f")
     assert order.arguments["SNAPSHOT_HOST"] == "https://example.com/archive"
     assert BaseOrder(parent="a").arguments == {"PARENT": "a"}, "all else is at its default"

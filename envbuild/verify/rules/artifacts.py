@@ -116,6 +116,8 @@ def _of_onnx(it: Artifact, environment: Side) -> Iterator[Finding]:
     if it.format != "onnx" or limits is None or release > _ONNX_TRIED:
         return
     needs = [(title, numbers(details.get(name))) for name, title in _ONNX_NUMBERS]
+    if not any(need for _, need in needs):
+        return
     about, wanted = f"{it.path or 'model'} of ONNX", ", ".join(f"{title} {need[0]}" for title, need in needs if need)
     loads = ", ".join(f"{title} {limit}" for (title, _), limit in zip(needs, limits[1:], strict=True))
     if all(need <= (limit,) for (_, need), limit in zip(needs, limits[1:], strict=True)):
