@@ -216,8 +216,13 @@ def test_an_object_that_another_one_leads_the_loader_for_need_not_load_alone(tmp
 
 
 def test_objects_that_need_each_other_are_each_tried_once(tmp_path, monkeypatch):
-    processes, process = [], PlannedImage.process
-    monkeypatch.setattr(PlannedImage, "process", lambda image: processes.append(image) or process(image))
+    processes, process = list[PlannedImage](), PlannedImage.process
+
+    def counted(image: PlannedImage) -> object:
+        processes.append(image)
+        return process(image)
+
+    monkeypatch.setattr(PlannedImage, "process", counted)
     files = {f"some/{it:02}.so": elf("each.so", "each.so", "libcudart.so.12") for it in range(30)}
     assert len(image(wheel("some", files), CUDA_13).prove(tmp_path).warnings) == 1
     assert len(processes) < 100
