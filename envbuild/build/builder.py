@@ -106,8 +106,13 @@ class Builder(ABC):
 
     @property
     def loading_key(self) -> Digest:
-        """The key under which this machine remembers that all openers of CUDA find its libraries (the loader proof)."""
-        return Digest.of(canonical_json(["loader proof of all openers", str(self.recipe.environment)]))
+        """The key under which this machine remembers that all openers of CUDA find its libraries (the loader proof).
+
+        It has what the run had loaded, as that decides what is a fault.
+        """
+        native = self.plan.manifest.native
+        loaded = sorted({it.place for it in native.libraries}) if native else []
+        return Digest.of(canonical_json(["loader proof of all openers", str(self.recipe.environment), loaded]))
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
@@ -131,7 +136,7 @@ class Builder(ABC):
             self.report.note(str(note))
         for it in found.warnings:
             self.report.warn(f"{it}; {it.todo}" if it.todo else str(it))
-        if not found.warnings:  # which another run's record may turn into faults
+        if not found.warnings:  # which every build shows
             cache.store_note(self.loading_key, value=True, share=False)
 
     def try_imports(

@@ -97,6 +97,11 @@ class Library:
     owner: Owner
     """What brought it."""
 
+    @property
+    def place(self) -> str:
+        """Its path below site-packages or dist-packages; the whole path of what lies elsewhere."""
+        return self.path.removesuffix(" (deleted)").rpartition("-packages/")[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:

@@ -11,8 +11,18 @@ from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.match.profiles import Driver, FrameworkWheel, Opener, Profiles
 from envbuild.match.stack import Decision
 
-_WHEELS = {"cudart": "cuda-runtime", "cublasLt": "cublas", "nvrtc": "cuda-nvrtc"}
-"""Middle part of the names of NVIDIA's wheels, where it is not the library's own."""
+_WHEELS = {
+    "cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc", "nvToolsExt": "nvtx",
+    "nvrtc-builtins": "cuda-nvrtc", "cusolverMg": "cusolver", "cufftw": "cufft", "nvshmem_host": "nvshmem",
+}  # fmt: skip
+"""Middle part of the names of NVIDIA's wheels by the stem of a library, where it is not that in lower case."""
+_NUMBERED = ("cudnn", "nccl", "cusparselt", "nvshmem", "cudss")
+"""Those that are no part of the toolkit: its own have no number from CUDA 13 on."""
+_OTHERS = {
+    "cutensor": "cutensor", "cutensormg": "cutensor", "nvinfer": "tensorrt", "nvonnxparser": "tensorrt",
+    "cudf": "libcudf", "cuml": "libcuml", "cugraph": "libcugraph", "cuvs": "libcuvs", "nvcomp": "nvidia-nvcomp",
+}  # fmt: skip
+"""Distributions that are named otherwise, without the number."""
 
 
 class Opened(NamedTuple):
@@ -78,13 +88,27 @@ def library_folders(opened: Opened, requirements: Iterable[str]) -> tuple[str, .
     names, major = set(map(name_of, requirements)), opened.cuda
     folders = []
     for library in (*opened.row.opens, *opened.row.optional):
-        stem = library.partition(".so")[0].removeprefix("lib")
-        wheel = _WHEELS.get(stem, stem.lower())
+        wheel = component_of(library)
         if f"nvidia-{wheel}-cu{major}" in names:
             folders.append(f"nvidia/{wheel.replace('-', '_')}/lib")
         elif major >= "13" and {f"nvidia-{wheel}", "cuda-toolkit"} & names:  # from CUDA 13 on they share a folder
             folders.append(f"nvidia/cu{major}/lib")
     return tuple(dict.fromkeys(folders))
+
+
+def component_of(library: str) -> str:
+    """Return the middle part of the name of NVIDIA's wheel that has a library: `cuda-runtime` of `libcudart.so.12`."""
+    stem = library.partition(".so")[0].removeprefix("lib")
+    shared = next((it for it in ("cudnn", "npp") if stem.startswith(it)), None)
+    return shared or _WHEELS.get(stem, stem.lower())
+
+
+def wheel_of(library: str, major: str) -> str:
+    """Return the distribution that brings a library for a major version of CUDA: `nvidia-cublas-cu12`."""
+    name = component_of(library)
+    if name in _OTHERS:
+        return f"{_OTHERS[name]}-cu{major}"
+    return f"nvidia-{name}" if major >= "13" and name not in _NUMBERED else f"nvidia-{name}-cu{major}"
 
 
 def unneeded_of(openers: Iterable[Opened], pins: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -65,7 +65,7 @@ class Made:
     owners: tuple[tuple[str, str], ...] = ()
     """Which distribution's file the run had of a path below the prefix."""
     loaded: Sequence[str] = ()
-    """Names of the libraries that the run's process had loaded."""
+    """Paths of the libraries that the run's process had loaded."""
 
     def prove(self, folder: Path) -> LoaderProof:
         paths, locked = {}, []
@@ -86,7 +86,8 @@ class Made:
         base = Base(name="made here", image=image, target=target, python_path="/usr/bin/python3.11")
         lock = Lock(target=target, wheels=tuple(sorted(locked, key=lambda it: it.name)), owners=self.owners)
         stack, own = self.stack(), Owner(kind="none")
-        native = Native(process="run", libraries=tuple(Library(name=it, path=it, owner=own) for it in self.loaded))
+        libraries = (Library(name=it.rpartition("/")[2], path=it, owner=own) for it in self.loaded)
+        native = Native(process="run", libraries=tuple(libraries))
         recipe = make_recipe(stack, lock, base)
         return prove_loading(stack, recipe, base, paths, self.profiles, folder / "facts", native)
 

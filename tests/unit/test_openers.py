@@ -1,13 +1,15 @@
 """Projects besides the framework that open CUDA: what is said of them in images made here."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from envbuild.errors import VerifyError
+from envbuild.match.openers import wheel_of
 from envbuild.match.profiles import Opener
-from envbuild.verify.cuda.openers import wheel_of
+from envbuild.verify.cuda.files import PlannedImage
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.loader_images import PROFILES, SITE, TAG, Made, elf, names, nvidia
 
@@ -20,6 +22,7 @@ CUDA_12 = (
 )
 CUDA_13 = nvidia("nvidia-cuda-runtime", "13.0.88", {"cu13/lib/libcudart.so.13": elf("libcudart.so.13")})
 FOLDERS = ":".join(f"{SITE}/nvidia/{it}/lib" for it in ("cuda_runtime", "cublas", "cu13"))
+RUN = "/home/me/venv/lib/python3.11/site-packages"
 SET = {"LD_LIBRARY_PATH": FOLDERS}
 
 
@@ -88,12 +91,19 @@ def test_two_majors_of_cuda_side_by_side_are_fine_where_both_are_found(tmp_path)
 
 
 def test_what_the_run_had_loaded_fails_the_build(tmp_path):
-    made = image(runtime(), CUDA_13, loaded=["libc.so.6", "provider.so"])
+    made = image(runtime(), CUDA_13, loaded=["/lib/libc.so.6", f"{RUN}/some/provider.so (deleted)"])
     proof = made.prove(tmp_path)
     assert (names(proof, "broken"), proof.warnings) == (["some-runtime-gpu 1.0"], ())
     with pytest.raises(VerifyError, match="the run used what does not load in the image: some-runtime-gpu") as caught:
         proof.require()
     assert "nvidia-cuda-runtime-cu12" in caught.value.todo
+
+
+def test_a_library_of_the_same_name_in_another_project_is_not_what_the_run_had_loaded(tmp_path):
+    """As torchvision, xformers and detectron2 have `_C.so`."""
+    other = wheel("other-gpu", {"other/provider.so": elf("provider.so", "libcudart.so.12")})
+    proof = image(runtime("11.0"), other, *CUDA_12, variables=SET, loaded=[f"{RUN}/other/provider.so"]).prove(tmp_path)
+    assert (names(proof, "broken"), names(proof, "warning")) == ([], ["some-runtime-gpu 1.0"])
 
 
 def test_two_wheels_with_one_library_path_are_a_warning_that_says_whose_the_image_has(tmp_path):
@@ -154,6 +164,23 @@ def test_what_rapids_python_opens_by_path_is_loaded_before(tmp_path):
     assert "libouter.so lies in outer/lib64" in image(*wheels, *CUDA_12, variables=SET).prove(tmp_path).notes[0].says
 
 
+def test_a_long_chain_that_rapids_python_opens_by_path_is_followed_to_its_end(tmp_path):
+    link, chain = elf("libchain0001.so", "libchain0000.so"), dict[str, str | bytes]({"chain/load.py": ""})
+    for it in range(1, 400):
+        names_here = {b"chain0001": b"chain%04d" % it, b"chain0000": b"chain%04d" % (it - 1)}
+        data = link.replace(b"chain0000", b"chain----").replace(b"chain0001", names_here[b"chain0001"])
+        chain[f"chain/lib64/libchain{it:04}.so"] = data.replace(b"chain----", names_here[b"chain0000"])
+    chain["chain/lib64/libchain0000.so"] = elf("libchain0000.so", "libcudart.so.12")
+    user = wheel("user", {"user/_C.so": elf("_C.so", "libchain0399.so", "libcudart.so.12")})
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(350)
+    try:
+        proof = image(wheel("chain", chain), user, *CUDA_12, variables=SET).prove(tmp_path)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert proof.findings == ()
+
+
 def test_what_is_opened_by_name_alone_is_judged_by_its_profile(tmp_path):
     """As XGBoost opens libnccl.so.2."""
     boost = wheel(
@@ -186,6 +213,26 @@ def test_an_object_that_another_one_leads_the_loader_for_need_not_load_alone(tmp
     outer = elf("outer.so", "libinner.so", "libcudart.so.12", rpath=runpath)
     files = {"some/libinner.so": inner, "some/outer.so": outer}
     assert image(wheel("some", files), *CUDA_12).prove(tmp_path).findings == ()
+
+
+def test_objects_that_need_each_other_are_each_tried_once(tmp_path, monkeypatch):
+    processes, process = list[PlannedImage](), PlannedImage.process
+
+    def counted(image: PlannedImage) -> object:
+        processes.append(image)
+        return process(image)
+
+    monkeypatch.setattr(PlannedImage, "process", counted)
+    files = {f"some/{it:02}.so": elf("each.so", "each.so", "libcudart.so.12") for it in range(30)}
+    assert len(image(wheel("some", files), CUDA_13).prove(tmp_path).warnings) == 1
+    assert len(processes) < 100
+
+
+def test_an_object_for_another_machine_is_not_tried(tmp_path):
+    data = elf("provider.so", "libcudart.so.12")
+    foreign = data[:18] + (8).to_bytes(2, "little") + data[20:]  # EM_MIPS
+    proof = image(wheel("some", {"some/own.so": data, "some/foreign.so": foreign}), *CUDA_12, variables=SET)
+    assert proof.prove(tmp_path).findings == ()
 
 
 def test_what_costs_a_feature_only_is_a_note(tmp_path):

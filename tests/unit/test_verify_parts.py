@@ -2,20 +2,26 @@
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from envbuild.base.interpreter import find_interpreter
+from envbuild.build.assembler import Assembler
+from envbuild.build.request import Plan
 from envbuild.cache import prune, workplace
-from envbuild.errors import BuildError
+from envbuild.errors import BuildError, VerifyError
 from envbuild.image.assembler import assemble
 from envbuild.image.bytecode.compiler import Compiling, Store, compiled_by
 from envbuild.image.layers.cache import LayerCache
+from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import read_settings
+from envbuild.manifest.reader import read_manifest
 from envbuild.oci.image import Image
 from envbuild.recipe import Base, Recipe, make_recipe
 from envbuild.report import SilentReporter
@@ -25,7 +31,7 @@ from tests.fakes.trees import GLIBC, image_of_trees
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.layers import WheelFiles
 from tests.unit.compiling import MINOR, locked, recipe_of
-from tests.unit.loader_images import TAG, Made, elf
+from tests.unit.loader_images import SITE, TAG, Made, elf
 from tests.unit.loading import MACHINE
 from tests.unit.test_bytecode_interpreter import base_of
 from tests.unit.test_from_manifest import manifest_of
@@ -33,6 +39,7 @@ from tests.unit.test_loader_proof import tensorflow, whole, without
 from tests.unit.test_verify import EVIL, with_layer
 
 GPU = {"kind": "nvidia", "gpus": [{"name": "Tesla T4", "memory_bytes": 16 << 30, "compute_capability": "7.5"}]}
+RUN_SITE = "/env/lib/python3.11/site-packages"
 RUN = Run(manifest=json.dumps(manifest_of(("tensorflow", "2.15.1"), accelerator=GPU)).encode(), name="manifest.json")
 TARGET = Target(python="3.11.2", machine=MACHINE, glibc="2.36")
 
@@ -108,12 +115,40 @@ def test_another_opener_of_cuda_is_a_warning_unless_the_run_had_it_loaded(loaded
     opener = make_wheel("opener", "1.0", {"opener/provider.so": elf("provider.so", "libcudart.so.13")}, tags=[TAG])
     made = whole()
     found = gpu_image(tmp_path, replace(made, wheels=[*made.wheels, opener]))
-    libraries = [{"name": it, "path": f"/env/{it}", "owner": {"kind": "none"}} for it in loaded]
+    libraries = [{"name": it, "path": f"{RUN_SITE}/opener/{it}", "owner": {"kind": "none"}} for it in loaded]
     manifest = json.loads(RUN.manifest) | {"native": {"process": "run", "libraries": libraries}}
     _, wrong = verified(tmp_path, *found, run=replace(RUN, manifest=json.dumps(manifest).encode()))
     assert {it.severity for it in wrong} == {severity}
     assert wrong[-1].says.startswith("opener 1.0: opener/provider.so needs libcudart.so.13")
     assert "install nvidia-cuda-runtime beside opener" in wrong[-1].says
+
+
+def test_a_remembered_proof_hides_no_fault_of_a_later_run(tmp_path):
+    """A part that few use is a note, and what the run had loaded a fault."""
+    files = {f"opener/{it}.so": elf(f"{it}.so", f"libcudart.so.{cuda}") for it, cuda in (("main", 12), ("part", 13))}
+    opener = make_wheel("opener", "1.0", files, tags=[TAG])
+    made = whole()
+    folders = ":".join(f"{SITE}/nvidia/{it}/lib" for it in ("cuda_runtime",))
+    made = replace(made, wheels=[*made.wheels, opener], env=[*made.env, f"LD_LIBRARY_PATH={folders}"])
+    _, base, lock = gpu_image(tmp_path, made)
+    stack, profiles = match_run(RUN, recipe_of(target=TARGET, labels=(("dev.envbuild.variant", "gpu"),)))
+    downloads = WheelFiles({it.sha256: tmp_path / "wheels" / it.filename for it in lock.wheels})
+    cache = LayerCache(tmp_path / "notes")
+
+    def prove(*loaded: str) -> Told:
+        libraries = [{"name": it, "path": f"{RUN_SITE}/opener/{it}", "owner": {"kind": "none"}} for it in loaded]
+        data = json.dumps(json.loads(RUN.manifest) | {"native": {"process": "run", "libraries": libraries}}).encode()
+        plan = Plan(manifest=read_manifest(data, "x"), profiles=profiles, stack=stack, base="")
+        request, told = SimpleNamespace(cache=tmp_path / "cache"), Told()
+        parts: Any = {"request": request, "locked": None, "shared": None, "push_to": None, "resources": ExitStack()}
+        builder = Assembler(plan=plan, recipe=make_recipe(stack, lock, base), base=base, report=told, **parts)
+        builder.prove_loading(cache, cast("Downloads", downloads))
+        return told
+
+    assert any("a part of the project does not work" in it for it in prove("main.so").lines)
+    assert prove("main.so").lines == []
+    with pytest.raises(VerifyError, match="the run used what does not load"):
+        prove("main.so", "part.so")
 
 
 def test_without_a_manifest_no_library_is_looked_for(tmp_path):

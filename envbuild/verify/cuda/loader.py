@@ -14,6 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import VerifyError
 from envbuild.manifest.hardware import Native
+from envbuild.match.openers import component_of
 from envbuild.match.profiles import FrameworkWheel, Profiles
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
@@ -35,8 +36,6 @@ from envbuild.verify.cuda.process import Loaded, MissingLibrary
 
 _LIKELY = re.compile(r"libcudnn_\w+\.so\.\d+|libnvJitLink\.so\.\d+|libtorch_\w+\.so")
 _CUDNN = re.compile(r"libcudnn\.so\.\d+")
-_BROUGHT_BY = {"cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc"}
-"""Stems of the distributions whose names are not the library's own in lower case."""
 _PARTS = {
     "ptxas": ("bin/ptxas", "kernels are compiled by the driver, or not at all"),
     "libdevice.10.bc": ("nvvm/libdevice/libdevice.10.bc", "what XLA compiles (jit_compile) fails"),
@@ -129,7 +128,7 @@ def prove_loading(
         files = WheelFiles(recipe, wheels, facts, opened)
         image = plan_image(recipe, base, profiles, read_base_files(base, facts), files)
         findings = tuple(_findings(image, build)) if build and cuda else ()
-        loaded = {it.name for it in native.libraries} if native else ()
+        loaded = native.libraries if native else ()
         openers = judge_openers(image, stack.framework if cuda else "", loaded)
         files.keep()
     return LoaderProof(framework=name, cuda=cuda, openers=openers.names, findings=(*findings, *openers.findings))
@@ -186,8 +185,7 @@ def _remedy(image: PlannedImage, build: FrameworkBuild, name: str) -> tuple[str,
     if places := [posixpath.dirname(path) for path in image.places(base) if resolve(image.tree, path)]:
         row = "a [[library_path]] row in profiles/cuda.toml, or ENV in the base"
         return f"; it lies in {image.short(places[0])}", f"put {places[0]} on LD_LIBRARY_PATH: {row}"
-    known = stem(base)
-    requirement = build.wheel.requirement(_BROUGHT_BY.get(known, known.lower()))
+    requirement = build.wheel.requirement(component_of(base))
     if requirement:
         todo = f"install {requirement}, which brings {base}"
     else:

@@ -16,12 +16,14 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from envbuild.lock.model import LockedWheel
+from envbuild.manifest.hardware import Library
+from envbuild.match.openers import find_opener, wheel_of
 from envbuild.match.profiles import Opener
 from envbuild.match.run import JAX_PLUGIN
 from envbuild.oci.rootfs import resolve
 from envbuild.verify.cuda.files import DRIVER, LIBRARY, PlannedImage
-from envbuild.verify.cuda.openings import CUDA, Kind, LoaderFinding, Opening, loaded_before, open_library, stem
-from envbuild.verify.cuda.process import Elf
+from envbuild.verify.cuda.openings import CUDA, Kind, LoaderFinding, Opening, loaded_before, open_library
+from envbuild.verify.cuda.process import MACHINES, Elf
 
 _FRAMEWORKS = {
     "torch": re.compile(r"lib(torch|c10)(_\w+)?\.so"),
@@ -30,18 +32,6 @@ _FRAMEWORKS = {
 """What is imported before an object that needs such a library."""
 _BUILD = re.compile(r"(?<![a-z])(cu|cuda)[-_.]?\d+(\.\d+)?")
 """What differs between the paths of objects for several versions of CUDA, of which one is loaded: `_cuda126`."""
-_WHEELS = {
-    "cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc", "nvToolsExt": "nvtx",
-    "nvrtc-builtins": "cuda-nvrtc", "cusolverMg": "cusolver", "cufftw": "cufft", "nvshmem_host": "nvshmem",
-}  # fmt: skip
-"""Wheels of NVIDIA's by the stem of a library, where the name is not the library's own in lower case."""
-_NUMBERED = ("cudnn", "nccl", "cusparselt", "nvshmem", "cudss")
-"""Those that are no part of the toolkit: its own have no number from CUDA 13 on."""
-_OTHERS = {
-    "cutensor": "cutensor", "cutensormg": "cutensor", "nvinfer": "tensorrt", "nvonnxparser": "tensorrt",
-    "cudf": "libcudf", "cuml": "libcuml", "cugraph": "libcugraph", "cuvs": "libcuvs", "nvcomp": "nvidia-nvcomp",
-}  # fmt: skip
-"""Distributions that are named otherwise, without the number."""
 _MAJOR = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)(?:\.\d+)*")
 """What has the major version of CUDA in its name."""
 _SHOWN = 5
@@ -76,7 +66,7 @@ class OpenerJudgement(NamedTuple):
     findings: tuple[LoaderFinding, ...]
 
 
-def judge_openers(image: PlannedImage, framework: str, loaded: Collection[str]) -> OpenerJudgement:
+def judge_openers(image: PlannedImage, framework: str, loaded: Collection[Library]) -> OpenerJudgement:
     """Try all openers but the framework that is proven by itself; `loaded` are the libraries of the run's process."""
     objects = read_objects(image, framework)
     trials = find_trials(image, objects)
@@ -93,7 +83,7 @@ Objects = Mapping[LockedWheel, Mapping[str, Elf]]
 
 
 def read_objects(image: PlannedImage, framework: str) -> Objects:
-    """Read the libraries of all wheels but NVIDIA's and the framework's own."""
+    """Read the libraries of all wheels but NVIDIA's and the framework's own; what is for another machine is none."""
     own = {name for it in image.profiles.frameworks if it.name == framework for name in it.distributions}
     found: dict[LockedWheel, list[str]] = {}
     for path, file in image.wheels.files.items():
@@ -103,14 +93,18 @@ def read_objects(image: PlannedImage, framework: str) -> Objects:
             found.setdefault(file.wheel, []).append(path)
     image.wheels.warm(path for paths in found.values() for path in paths)
     read = {wheel: {f"/{path}": image.wheels.read(path) for path in sorted(paths)} for wheel, paths in found.items()}
-    return {wheel: {path: elf for path, elf in elfs.items() if elf} for wheel, elfs in read.items()}
+    machine = MACHINES[image.machine]
+    return {
+        wheel: {path: elf for path, elf in elfs.items() if elf and elf.machine == machine}
+        for wheel, elfs in read.items()
+    }
 
 
 def find_trials(image: PlannedImage, objects: Objects) -> tuple[Trial, ...]:
     """List the objects that are tried, wheel by wheel."""
     trials = list[Trial]()
     for wheel in sorted(objects, key=lambda it: it.name):
-        row = next((it for it in image.profiles.openers if it.covers(wheel.name, wheel.version)), None)
+        row = find_opener(wheel.name, wheel.version, image.profiles)
         linked = [path for path, elf in objects[wheel].items() if any(map(_is_cuda, elf.needed))]
         needed = {name for path in linked for name in objects[wheel][path].needed}
         opens = tuple(name for name in (*row.opens, *row.optional) if name not in needed) if row else ()
@@ -140,19 +134,23 @@ def _before(image: PlannedImage, objects: Mapping[str, Elf], row: Opener | None)
 
 def _loaded_by_path(image: PlannedImage, needed: Iterable[str]) -> tuple[str, ...]:
     """What RAPIDS' Python opens by path, dependencies first: a package's `load.py` opens what lies in its lib64."""
-    files, paths, found = image.wheels.files, dict[str, str](), dict[str, None]()
+    files, paths = image.wheels.files, dict[str, str]()
     for path in files:
         package, _, name = path.rpartition("/lib64/")
         if package and f"{package}/load.py" in files and LIBRARY.fullmatch(name):
             paths[name] = f"/{path}"
 
-    def visit(names: Iterable[str]) -> None:
-        for path in (paths[it] for it in names if it in paths and paths[it] not in found):
-            found[path] = None
-            visit(elf.needed if (elf := image.read(path)) else ())
-            found[path] = found.pop(path)  # to the end, after what it needs
-
-    visit(sorted(needed))
+    found, seen = list[str](), set[str]()
+    stack = [(paths[it], False) for it in sorted(needed, reverse=True) if it in paths]
+    while stack:
+        path, visited = stack.pop()
+        if visited:
+            found.append(path)
+        elif path not in seen:
+            seen.add(path)
+            stack.append((path, True))  # after what it needs
+            names = elf.needed if (elf := image.read(path)) else ()
+            stack += [(paths[it], False) for it in reversed(names) if it in paths]
     return tuple(found)
 
 
@@ -176,15 +174,14 @@ def _excused(
     RUNPATH; what all objects of a project may open is opened by one of them.
     """
     groups, here = dict[str, list[Trial]](), _majors(map(posixpath.basename, image.tree))
+    users = _Users(image, objects, losses)
     for trial in losses:
         groups.setdefault(_BUILD.sub(r"\1", trial.path), []).append(trial)
     kept = dict[Trial, Sequence[Loss]]()
     for trials in groups.values():
         best = min(trials, key=lambda it: (len(losses[it]), not here & _majors(loss.name for loss in losses[it])))
         own: Sequence[Loss] = [it for it in losses[best] if it.name not in best.opens]
-        if own:
-            own = min([try_opening(image, it) for it in _users(image, objects, best)], key=len, default=own)
-        kept[best] = own
+        kept[best] = users.losses(best, own) if own else own
     for name in {name for trial in losses for name in trial.opens}:
         if all(name in {it.name for it in lost} for lost in losses.values()):
             first = next(iter(kept))
@@ -192,30 +189,49 @@ def _excused(
     return kept
 
 
-def _users(image: PlannedImage, objects: Objects, trial: Trial) -> Iterator[Trial]:
-    """The objects that need the one of a trial."""
-    name = objects[trial.wheel][trial.path].soname or posixpath.basename(trial.path)
-    for wheel, elfs in objects.items():
-        for path, elf in elfs.items():
-            if name in elf.needed:
-                row = next((it for it in image.profiles.openers if it.covers(wheel.name, wheel.version)), None)
-                yield Trial(wheel=wheel, path=path, before=(*trial.before, *_before(image, elfs, row)))
+class _Users:
+    """The objects that need those of a wheel; each is tried once."""
+
+    def __init__(self, image: PlannedImage, objects: Objects, losses: Mapping[Trial, Sequence[Loss]]) -> None:
+        self._image, self._objects = image, objects
+        self._known = {it.path: [loss for loss in lost if loss.name not in it.opens] for it, lost in losses.items()}
+        self._before = {it.wheel: it.before for it in losses}
+        self._by_name: dict[str, list[tuple[LockedWheel, str]]] = {}
+        for wheel, elfs in objects.items():
+            for path, elf in elfs.items():
+                for name in set(elf.needed):
+                    self._by_name.setdefault(name, []).append((wheel, path))
+
+    def losses(self, trial: Trial, own: Sequence[Loss]) -> Sequence[Loss]:
+        """What the user of an object lacks that lacks least; what the object lacks itself where none needs it."""
+        name, found = self._objects[trial.wheel][trial.path].soname or posixpath.basename(trial.path), []
+        for wheel, path in self._by_name.get(name, ()):
+            if wheel not in self._before:
+                row = find_opener(wheel.name, wheel.version, self._image.profiles)
+                self._before[wheel] = (*trial.before, *_before(self._image, self._objects[wheel], row))
+            if path not in self._known:
+                user = Trial(wheel=wheel, path=path, before=self._before[wheel])
+                self._known[path] = list(try_opening(self._image, user))
+            found.append(self._known[path])
+            if not found[-1]:
+                break
+        return min(found, key=len, default=own)
 
 
 def _findings(
-    image: PlannedImage, losses: Mapping[Trial, Sequence[Loss]], loaded: Collection[str]
+    image: PlannedImage, losses: Mapping[Trial, Sequence[Loss]], loaded: Collection[Library]
 ) -> Iterator[LoaderFinding]:
     """At most one finding of a distribution: what the run had loaded, else what is needed, else what can be missed."""
     some = any(not lost for lost in losses.values()) and not any(it.wheel.name in _FRAMEWORKS for it in losses)
     found: dict[Kind, dict[Loss, Trial]] = {"broken": {}, "warning": {}, "note": {}}
-    files = image.wheels.files
+    files, places, names = image.wheels.files, {it.place for it in loaded}, {it.name for it in loaded}
     for trial, lost in losses.items():
         linked = [it for it in lost if it.name not in trial.opens]
         for group in (linked, *([it] for it in lost if it.name in trial.opens)):
             owners = {it: files.get(it.needed_by[1:]) for it in group}
             own = {it.name for it, file in owners.items() if not (file and image.is_nvidia(file.wheel.name))}
             kind: Kind = "note" if _can_be_missed(trial.row, own, some=some) else "warning"
-            if posixpath.basename(trial.path) in loaded and (group is linked or group[0].name in loaded):
+            if image.short(trial.path) in places and (group is linked or group[0].name in names):
                 kind = "broken"
             found[kind] |= dict.fromkeys(group, trial)
     for kind, lost_there in found.items():
@@ -280,16 +296,6 @@ def _builds_for(image: PlannedImage, trial: Trial, majors: Collection[str]) -> I
     for name in dict.fromkeys(it.distribution for it in rows if _BUILD.sub(r"\1", it.distribution) == project):
         versions = [Version(text) for it in rows if it.distribution == name for text in (it.first, it.last)]
         yield f"take {name} {min(versions)} to {max(versions)}, which is built for CUDA {' or '.join(sorted(majors))}"
-
-
-def wheel_of(library: str, major: str) -> str:
-    """The distribution that brings a library for a major version of CUDA: `nvidia-cublas-cu12`."""
-    known = stem(library)
-    name = "cudnn" if known.startswith("cudnn") else "npp" if known.startswith("npp") else _WHEELS.get(known)
-    name = name or known.lower()
-    if name in _OTHERS:
-        return f"{_OTHERS[name]}-cu{major}"
-    return f"nvidia-{name}" if major >= "13" and name not in _NUMBERED else f"nvidia-{name}-cu{major}"
 
 
 def _listed(names: Iterable[str]) -> str:

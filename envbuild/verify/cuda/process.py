@@ -217,7 +217,7 @@ class Process:
 
         All that is missing is listed, where the loader would stop at the first.
         """
-        before = len(self._loaded)
+        before, complete = len(self._loaded), set(map(id, self._loaded))  # all of these have what they need
         first = self._map(name, caller)
         if isinstance(first, MissingLibrary):
             return None, (first,)
@@ -230,7 +230,7 @@ class Process:
                 found = self._map(needed, one)
                 if isinstance(found, MissingLibrary):
                     missing.append(found)
-                elif id(found) not in seen:
+                elif id(found) not in seen and id(found) not in complete:
                     seen.add(id(found))
                     queue.append(found)
         if missing:
