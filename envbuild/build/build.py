@@ -18,7 +18,7 @@ from envbuild.build.outputs import (
     stamp_images,
     write_outputs,
 )
-from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImage
+from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImage, make_plans
 from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
@@ -83,6 +83,10 @@ def _prepare_builder(
 ) -> Builder:
     """Resolve the base, lock the wheels and the system packages, and return the builder of one platform's image."""
     base = _resolve_base(request, plan, report)
+    if request.imported_only:
+        found = _plan_needed(request, plan, base.target, settings, report)
+        before, after = ((it.base, it.stack.glibc_minimum, it.stack.python) for it in (plan, found))
+        plan, base = found, base if before == after else _resolve_base(request, found, report)
     locked = _lock_wheels(request, plan, base.target, settings, report)
     system = System()
     if request.system_packages:
@@ -202,19 +206,38 @@ def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter) -> Base:
     return base
 
 
-def _lock_wheels(
-    request: BuildRequest, plan: Plan, target: Target, settings: IndexSettings, report: Reporter
-) -> LockResult:
-    stack = plan.stack
-    report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {request.resolver}")
-    options = Options(
+def _plan_needed(request: BuildRequest, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> Plan:
+    """Decide again with what the imported distributions require, as verifying, serving and running locally decide."""
+    report.step("finding what the imported distributions require")
+    drops = lock_stack(plan.stack, target, plan.manifest, _lock_options(request, settings, report)).lock.drops
+    order = replace(request, drop=drops, imported_only=False, platforms=(plan.stack.machine,))
+    [found] = make_plans(order, plan.manifest)
+    known = {*plan.stack.decisions, *plan.stack.changes}
+    for it in found.stack.decisions:
+        if it.warning and it not in known:
+            report.warn(f"{it.what}: {it.value} - {it.reason}")
+    for change in found.stack.changes:
+        if change.name not in found.stack.dropped and change not in known:
+            report.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+    return found
+
+
+def _lock_options(request: BuildRequest, settings: IndexSettings, report: Reporter) -> Options:
+    return Options(
         cache=request.cache,
         resolver=request.resolver,
         settings=settings,
         build_from_source=request.build_from_source,
         reporter=report,
     )
-    locked = lock_stack(stack, target, plan.manifest, options)
+
+
+def _lock_wheels(
+    request: BuildRequest, plan: Plan, target: Target, settings: IndexSettings, report: Reporter
+) -> LockResult:
+    stack = plan.stack
+    report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {request.resolver}")
+    locked = lock_stack(stack, target, plan.manifest, _lock_options(request, settings, report))
     for warning in locked.warnings:
         report.warn(warning)
     size = sum(wheel.size for wheel in locked.lock.wheels)

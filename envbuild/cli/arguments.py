@@ -150,8 +150,8 @@ def report_decisions(stack: "Stack", progress: Progress) -> None:
 
 
 def report_changes(stack: "Stack", progress: Progress) -> None:
-    """Report how the requirements differ from the run's distributions."""
-    for change in stack.changes:
+    """Report how the requirements differ from the run's; a note on the lock names what the run did not import."""
+    for change in (it for it in stack.changes if it.name not in stack.not_imported):
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
 
 

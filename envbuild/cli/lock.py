@@ -47,8 +47,10 @@ def run(
     Reports how far they are the files that the run had. Writes requirements.txt with hashes and pylock.toml. Where
     there is a lock already, files that changed on the index since are refused. Prints the path of pylock.toml.
     """
+    from dataclasses import replace
+
     from envbuild.files import cache_folder
-    from envbuild.lock.run import Options
+    from envbuild.lock.run import Options, lock_stack
     from envbuild.lock.settings import read_settings
 
     started = time.monotonic()
@@ -66,10 +68,17 @@ def run(
             raise_glibc=base is None and glibc is None,
             reporter=progress,
         )
+        target = _target(stack, base, base_glibc, glibc, options.cache, progress)
+        if locks.only_imported:
+            progress.step("finding what the imported distributions require")
+            drops = list(lock_stack(stack, target, had, options).lock.drops)
+            found, base_glibc = _decide(had, replace(locks, drop=drops, only_imported=False), platform)
+            if (found.base, found.glibc_minimum) != (stack.base, stack.glibc_minimum):
+                target = _target(found, base, base_glibc, glibc, options.cache, progress)
+            stack = found
         for decision in (it for it in stack.decisions if it.warning):
             progress.warn(f"{decision.what}: {decision.value} - {decision.reason}")
         report_changes(stack, progress)
-        target = _target(stack, base, base_glibc, glibc, options.cache, progress)
         locked = _lock(had, stack, target, options, out, download, progress, identical=locks.require_identical)
         if options.raise_glibc:
             _report_glibc(locked.lock.target.glibc, stack.base, base_glibc, progress)

@@ -137,20 +137,23 @@ def lock_run(
         todo = "give the folder that has the wheels: --find-links DIR (`envbuild lock --download DIR` makes one)"
         raise LockError(what, where="--offline", todo=todo)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as name:
+        direct: dict[str, Direct | Fault] = {}
 
-        def attempt(requirements: tuple[str, ...], gaps: Gaps | None) -> tuple[_FirstLock, dict[str, Direct | Fault]]:
+        def attempt(requirements: tuple[str, ...], gaps: Gaps | None) -> _FirstLock:
             kept = required_distributions(parsed_requirements(requirements), distributions)
             kept = [it for it in kept if it.wheel_variant is None or fits_variant(it.wheel_variant, options.variant)]
-            direct = fetch_direct(kept, settings, options.cache, Path(tempfile.mkdtemp(dir=name)), options.reporter)
-            return _first_lock(requirements, target, distributions, options, settings, gaps, direct), direct
+            new = [it for it in kept if str(canonicalize_name(it.name)) not in direct]
+            folder = Path(tempfile.mkdtemp(dir=name))
+            direct.update(fetch_direct(new, settings, options.cache, folder, options.reporter))
+            return _first_lock(requirements, target, distributions, options, settings, gaps, direct)
 
         # What the run had is found before anything is added to an incomplete record.
-        first, direct = attempt(requirements, None if options.not_imported else gaps)
+        first = attempt(requirements, None if options.not_imported else gaps)
         while needed := _find_needed(first, requirements, distributions, options):
             requirements += needed
-            first, direct = attempt(requirements, None)
+            first = attempt(requirements, None)
         if options.not_imported and gaps:
-            first, direct = attempt(requirements, gaps)
+            first = attempt(requirements, gaps)
         result = _finish_lock(first, distributions, options, direct)
     as_of = (gaps.before or "none") if gaps else None
     return replace(result, lock=replace(result.lock, as_of=as_of))
@@ -159,7 +162,8 @@ def lock_run(
 def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Options) -> LockResult:
     """Lock what a stack requires of the run that it was decided for; UnlockableError as `lock_run`."""
     options = replace(options, not_upgraded=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
-    options = replace(options, system=run.platform.system, not_imported=stack.not_imported, variant=stack.variant)
+    undecided = tuple(it for it in stack.not_imported if it not in stack.dropped)
+    options = replace(options, system=run.platform.system, not_imported=undecided, variant=stack.variant)
     faults = version_faults(run.distributions, {*stack.dropped, *stack.not_imported})
     others = "" if stack.not_imported else f", or what the run did not import by {ONLY_IMPORTED}"
     try:

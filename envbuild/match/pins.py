@@ -182,10 +182,14 @@ def reasons_of(texts: Iterable[str]) -> dict[NormalizedName, str]:
     reasons = {}
     for text in texts:
         name, _, reason = text.partition("=")
+        reason = reason.strip()
         if reason.startswith("="):
             what, todo = "a distribution is left out by its name, without a version", f"give --drop {name}"
             raise UsageError(what, where=f"--drop {text}", todo=todo)
-        reasons[canonicalize_name(name.strip())] = reason.strip() or REASON
+        if not reason.isprintable():
+            what, todo = f"the reason {reason!a} is not printable text", "write it in one line of UTF-8"
+            raise UsageError(what, where=f"--drop {name}", todo=todo)
+        reasons[canonicalize_name(name.strip())] = reason or REASON
     return reasons
 
 
@@ -253,12 +257,14 @@ def dropped_from(stack: Stack, manifest: TrainingManifest, dropped: Mapping[Norm
         for it, reason in sorted(dropped.items())
     ]
     gaps = stack.gaps
+    unused = {name for name, reason in dropped.items() if reason == ONLY_IMPORTED}
     return replace(
         stack,
         requirements=tuple(it for it in stack.requirements if name_of(it) not in dropped),
         gaps=replace(gaps, without=tuple(sorted({*gaps.without, *dropped}))) if gaps else None,
         changes=(*(it for it in stack.changes if it.name not in dropped), *changes),
         dropped=tuple(sorted(dropped)),
+        not_imported=tuple(sorted({*stack.not_imported, *unused})),
     )
 
 

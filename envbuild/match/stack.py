@@ -99,7 +99,7 @@ class Stack:
     dropped: tuple[str, ...] = ()
     """Normalised names of distributions of the run that were left out by hand; sorted."""
     not_imported: tuple[str, ...] = ()
-    """Those that the run did not import; the lock has them where one that stays requires them. Empty if all stay."""
+    """Those that the run did not import. The lock has one that is not among `dropped` where what stays requires it."""
     overrides: tuple[tuple[str, str], ...] = ()
     """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""
 

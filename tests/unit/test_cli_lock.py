@@ -237,6 +237,20 @@ def test_what_the_run_did_not_import_is_left_out_and_what_the_others_require_is_
     assert (site.out / "pylock.toml").read_bytes() == text
 
 
+def test_a_framework_that_is_only_required_has_the_build_of_the_variant(site, index: FakeIndex):
+    gpu, user = make_wheel("tensorflow", "2.15.1"), make_wheel("user", "1.0", requires=["tensorflow"])
+    index.add(gpu, user)
+    framework = {"name": "tensorflow", "distribution": "tensorflow", "version": "2.15.1"}
+    site.tell(manifest_of(gpu, user, imported=["user"], framework=framework))
+    site.locked("--only-imported", "--variant", "cpu")
+    assert site.pins() == ["tensorflow-cpu==2.15.1", "user==1.0"]
+
+
+def test_a_reason_that_a_lock_cannot_have_is_refused(site):
+    assert "not printable" in site.refused("--drop", "tool=\udcff", code=2)
+    assert "without a version" in site.refused("--drop", "tool= =1", code=2)
+
+
 def test_an_incomplete_record_is_completed_around_what_the_run_imported(site):
     record = {"format": "requirements", "complete": False}
     site.tell(manifest_of(TENSORFLOW, TOOL, NEEDED[1], imported=["tensorflow-cpu"], source=record))

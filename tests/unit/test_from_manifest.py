@@ -915,6 +915,19 @@ def test_what_is_dropped_goes_into_the_stamp_and_a_run_without_framework_is_buil
     assert "tool: wanted 1.0, and it is not there" not in said
 
 
+def test_what_the_imported_distributions_require_decides_the_image_as_it_does_for_verify(site, index):
+    index.add(make_wheel("user", "1.0", requires=["tensorflow-cpu"]))
+    had = ("tensorflow-cpu", "2.15.1"), ("tool", "1.0"), ("user", "1.0")
+    site.manifest.write_text(json.dumps(manifest_of(*had, imported=["user"], schema_version="1.1")))
+    done = site.build("--only-imported", "--variant", "cpu", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dropped"] == ["tool"]
+    of_run = ["--manifest", site.manifest, "--base", "base", "--lock", "out/context/pylock.toml"]
+    found = run_envbuild("verify", "out", *of_run, cwd=site.folder)
+    assert found.returncode == 0, found.stdout
+    assert "tensorflow-cpu 2.15.1, cpu, is the run's stack" in found.stdout + found.stderr
+
+
 def test_an_image_whose_loader_would_not_find_cuda_is_not_made(site, index):
     """A base without CUDA, where CUDA was to come from the base."""
     opener = library(site.folder / "opener.so", flags=["-nostdlib"], source="int nothing;").read_bytes()

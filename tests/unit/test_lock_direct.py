@@ -72,6 +72,18 @@ def test_a_wheel_is_fetched_from_its_address_whatever_the_index_has_of_its_name(
     assert f"tool @ {tool.url} \\\n    --hash=sha256:{OURS.sha256}" in requirements_text(found.lock).decode()
 
 
+def test_it_is_fetched_once_however_often_what_the_others_require_is_locked(
+    tmp_path, elsewhere: FakeIndex, index: FakeIndex
+):
+    had = [
+        from_address(elsewhere, sha256=None),
+        Distribution(name="numbers", version="1.0", origin=Origin(kind="index")),
+    ]
+    found = lock_run(("tool==1.0",), TARGET, had, options(tmp_path, not_imported=("numbers",)))
+    assert [it.name for it in found.lock.wheels] == ["numbers", "tool"]
+    assert [(it.method, it.path) for it in elsewhere.requests].count(("GET", f"/files/{OURS.filename}")) == 1
+
+
 def test_a_second_lock_takes_it_from_the_cache_and_an_upgrade_leaves_it(
     tmp_path, elsewhere: FakeIndex, index: FakeIndex
 ):
