@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,6 @@ def run(
     Reports how far they are the files that the run had. Writes requirements.txt with hashes and pylock.toml. Where
     there is a lock already, files that changed on the index since are refused. Prints the path of pylock.toml.
     """
-    from dataclasses import replace
-
     from envbuild.files import cache_folder
     from envbuild.lock.run import Options, lock_stack
     from envbuild.lock.settings import read_settings
