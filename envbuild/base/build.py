@@ -20,7 +20,8 @@ from envbuild.engine.client import connected
 from envbuild.engine.container import BaseFacts, inspect_base
 from envbuild.engine.load import push_image
 from envbuild.errors import BaseError, BuildError, MissingComponentError, RegistryError, UsageError
-from envbuild.match.profiles import CudaArchive, Profiles
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import CudaArchive
 from envbuild.match.stack import Decision
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES

@@ -16,7 +16,8 @@ from envbuild.base.resolve import Facts, KnownFacts, inspect, known_facts, suite
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, MatchError, RegistryError, UsageError
 from envbuild.match.match import MatchOptions, show_release
-from envbuild.match.profiles import FrameworkProfile, Profiles, Release
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkProfile, Release
 from envbuild.match.stack import Variant
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT

@@ -16,6 +16,7 @@ from envbuild.lock.formats import pylock_text
 from envbuild.lock.run import LockResult, verify_files
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
+from envbuild.match.openers import may_open_cuda
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
@@ -116,8 +117,8 @@ class Builder(ABC):
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""
-        stack, wheels = self.plan.stack, ((it.name, it.version) for it in self.recipe.wheels)
-        needed = stack.cuda is not None or self.plan.profiles.may_open_cuda(stack.variant, wheels)
+        wheels = ((it.name, it.version) for it in self.recipe.wheels)
+        needed = may_open_cuda(self.plan.stack, wheels, self.plan.profiles)
         return not needed or cache.local_note(self.loading_key, bool) is True
 
     def prove_loading(self, cache: LayerCache, downloads: Downloads) -> None:
@@ -135,7 +136,7 @@ class Builder(ABC):
         for note in found.notes:
             self.report.note(str(note))
         for it in found.warnings:
-            self.report.warn(f"{it}; {it.todo}" if it.todo else str(it))
+            self.report.warn(it.advice)
         if not found.warnings:  # which every build shows
             cache.store_note(self.loading_key, value=True, share=False)
 

@@ -9,10 +9,11 @@ import typer
 
 from envbuild.cli.command import WHAT, App, advanced_option, examples, grouped, option, where_option
 from envbuild.cli.options import AsJson, CudaSource, Set, VariantName
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.match.match import ReleaseStack
-    from envbuild.match.profiles import Driver, FrameworkWheel, Opener
+    from envbuild.match.rows import Driver, FrameworkWheel, Opener
 
 app = App(help="List the known releases of the frameworks, or show the stack of one.")
 FrameworkName = Literal["tensorflow", "torch", "jax"]
@@ -77,6 +78,9 @@ def show(
     from envbuild.match.stack import pairs_of, read_overrides
 
     if shown_opener := show_opener(release, profiles := load_profiles(folder or data_folder("profiles"))):
+        if python or gpu or set_ or (variant, cuda_source, platform) != ("auto", "auto", "linux/amd64"):
+            todo = "leave out all options but --json and --profiles"
+            raise UsageError("only a framework's release has a stack to decide", where=release, todo=todo)
         _print_opener(*shown_opener, as_json=as_json)
         return
     overrides = read_overrides(pairs_of(set_ or ()))

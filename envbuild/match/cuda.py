@@ -10,7 +10,8 @@ from packaging.version import Version
 from envbuild.errors import MatchError
 from envbuild.manifest.packages import name_of
 from envbuild.match.openers import Opened, library_folders
-from envbuild.match.profiles import CudaBase, FrameworkWheel, Profiles, WheelSet
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import CudaBase, FrameworkWheel, WheelSet
 from envbuild.match.run import CUDA_WHEEL, CudaPart, Run, label_cuda
 from envbuild.match.stack import CudaChoice, CudaSource, Decision, Overrides
 

@@ -7,7 +7,8 @@ from packaging.version import Version
 
 from envbuild.manifest.hardware import Gpu
 from envbuild.match.openers import Opened, highest_floor
-from envbuild.match.profiles import FrameworkWheel, Generation, Profiles
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkWheel, Generation
 from envbuild.match.run import Run
 from envbuild.match.stack import Decision, Overrides
 

@@ -26,7 +26,8 @@ from envbuild.match.pins import (
     warnings_of,
     without_dropped,
 )
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Profiles, Release
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from envbuild.match.run import (
     CPU_LABEL,
     NO_FRAMEWORK,

@@ -1,6 +1,7 @@
 """A run's other projects that open CUDA: their builds for the CPU, their driver, and their way to NVIDIA's wheels."""
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -8,8 +9,9 @@ from packaging.version import Version
 
 from envbuild.errors import MatchError
 from envbuild.manifest.packages import is_pep440, name_of
-from envbuild.match.profiles import Driver, FrameworkWheel, Opener, Profiles
-from envbuild.match.stack import Decision
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import Driver, FrameworkWheel, Opener
+from envbuild.match.stack import Decision, Stack
 
 _WHEELS = {
     "cudart": "cuda-runtime", "cublasLt": "cublas", "cupti": "cuda-cupti", "nvrtc": "cuda-nvrtc", "nvToolsExt": "nvtx",
@@ -41,6 +43,17 @@ class Opened(NamedTuple):
 def find_opener(name: str, version: str, profiles: Profiles) -> Opener | None:
     """Return what is known of a release; None where nothing is."""
     return next((it for it in profiles.openers if it.covers(name, version)), None)
+
+
+def may_open_cuda(stack: Stack, wheels: Iterable[tuple[str, str]], profiles: Profiles) -> bool:
+    """Whether the framework has CUDA in the image, or a wheel for a GPU (name, version) is NVIDIA's or opens it."""
+    return stack.cuda is not None or (
+        stack.variant == "gpu"
+        and any(
+            any(fnmatchcase(name, it) for it in profiles.nvidia_wheels) or find_opener(name, version, profiles)
+            for name, version in wheels
+        )
+    )
 
 
 def show_opener(text: str, profiles: Profiles) -> tuple[Opener, Driver | None] | None:

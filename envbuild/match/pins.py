@@ -16,7 +16,8 @@ from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_framework
 from envbuild.match.cuda import CudaPlan, Selection, applies, cudnn_floor, is_version, serves
 from envbuild.match.openers import Opened, cpu_build, find_opener, opener_warnings
-from envbuild.match.profiles import FrameworkWheel, Limit, Profiles, public_version
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkWheel, Limit, public_version
 from envbuild.match.run import CPU_LABEL, CUDA_WHEEL, JAX_PLUGIN, Run
 from envbuild.match.stack import Decision, PinChange, Stack
 

@@ -15,7 +15,8 @@ from envbuild.manifest.model import Framework, TrainingManifest
 from envbuild.manifest.packages import is_pep440, name_of
 from envbuild.manifest.reader import known_accelerator, known_framework
 from envbuild.match.openers import find_opener
-from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, FrameworkWheel, Profiles, Release
+from envbuild.match.profiles import FRAMEWORKS, Profiles
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from envbuild.match.stack import Decision, Variant, VariantChoice
 
 NO_FRAMEWORK = FrameworkProfile(name="none", releases=())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from envbuild.errors import MatchError, UsageError
-from envbuild.match.profiles import Limit
+from envbuild.match.rows import Limit
 from envbuild.oci.reference import Reference
 
 Variant = Literal["gpu", "cpu"]

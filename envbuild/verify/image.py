@@ -27,6 +27,7 @@ from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.reader import read_manifest
 from envbuild.match.match import match
+from envbuild.match.openers import may_open_cuda
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of
 from envbuild.match.stack import CudaChoice, Stack, VariantChoice
@@ -109,8 +110,7 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
     proving = False
     if stack and profiles:
         yield _stack_finding(subject, recipe, stack)
-        wheels_there = ((it.name, it.version) for it in recipe.wheels)
-        proving = stack.cuda is not None or profiles.may_open_cuda(stack.variant, wheels_there)
+        proving = may_open_cuda(stack, ((it.name, it.version) for it in recipe.wheels), profiles)
     if not (inquiry.deep or proving):
         return
 
@@ -133,8 +133,8 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
 def _loader_findings(proof: LoaderProof, report: Reporter) -> Iterator[Finding]:
     yield Finding(about="loader", agrees=not proof.faults, says=proof.summary)
     for it in (*proof.faults, *proof.warnings):
-        says, severity = f"{it}{f'; {it.todo}' if it.todo else ''}", "warning" if it in proof.warnings else "error"
-        yield Finding(about="loader", agrees=False, severity=cast("Severity", severity), says=says, found=it.path)
+        severity: Severity = "warning" if it.kind == "warning" else "error"
+        yield Finding(about="loader", agrees=False, severity=severity, says=it.advice, found=it.path)
     for it in proof.notes:
         report.note(str(it))
 

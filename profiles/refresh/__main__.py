@@ -12,13 +12,16 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envbuild.cli.console import Progress, printable
 from envbuild.errors import EnvbuildError, VerifyError
 from envbuild.files import data_folder, staged_folder
 from envbuild.lock.settings import read_settings
-from envbuild.match.profiles import FRAMEWORKS, FrameworkProfile, Opener, load_framework, load_openers
+from envbuild.match.profiles import FRAMEWORKS, load_framework, load_openers
+from envbuild.match.rows import FrameworkProfile
 from profiles.refresh.compare import differences, opener_differences
 from profiles.refresh.index import Index
 from profiles.refresh.jax import read_jax
@@ -36,6 +39,19 @@ READERS: dict[str, Callable[[Index, Report], FrameworkProfile]] = {
     "jax": read_jax,
 }
 """By the framework's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What one file of the profiles was read to."""
+
+    text: str
+    count: str
+    """`77 releases, 240 rows`."""
+    differences: Callable[[Any], Iterable[str]]
+    """Compares what is kept with it."""
+
+
 _MEBI = 1 << 20
 
 
@@ -59,10 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _refresh(names: Sequence[str], folder: Path) -> None:
     with Progress() as progress:
-        texts = {
-            name: openers_to_toml(found) if isinstance(found, tuple) else to_toml(found)
-            for name, found in _read(names, progress)
-        }
+        texts = {name: rows.text for name, rows in _read(names, progress)}
         with staged_folder(folder) as staged:
             for name, text in texts.items():
                 (staged / f"{name}.toml").write_text(text, "utf-8")
@@ -71,23 +84,26 @@ def _refresh(names: Sequence[str], folder: Path) -> None:
 
 
 def _check(names: Sequence[str], folder: Path) -> None:
-    openers = load_openers(folder) if OPENERS in names else ()
-    kept = {name: load_framework(folder, name) for name in names if name != OPENERS}
+    kept = {name: load_openers(folder) if name == OPENERS else load_framework(folder, name) for name in names}
     with Progress() as progress:
-        lines = [
-            line
-            for name, found in _read(names, progress)
-            for line in (
-                opener_differences(openers, found) if isinstance(found, tuple) else differences(kept[name], found)
-            )
-        ]
+        lines = [line for name, rows in _read(names, progress) for line in rows.differences(kept[name])]
     if lines:
         what = "\n  - ".join((f"the profiles differ from the index in {len(lines)} places", *lines))
         raise VerifyError(what, where=str(folder), todo="review the differences, then run: python -m profiles.refresh")
     sys.stdout.write(f"{', '.join(names)}: every release has its rows, and every row matches its wheel\n")
 
 
-def _read(names: Iterable[str], progress: Progress) -> Iterator[tuple[str, FrameworkProfile | tuple[Opener, ...]]]:
+def _read_rows(name: str, index: Index, report: Report) -> Rows:
+    if name == OPENERS:
+        openers = read_openers(index, report)
+        text, count = openers_to_toml(openers), f"{len(openers)} rows"
+        return Rows(text=text, count=count, differences=lambda kept: opener_differences(kept, openers))
+    profile = READERS[name](index, report)
+    count = f"{len(profile.releases)} releases, {len(profile.wheels)} rows"
+    return Rows(text=to_toml(profile), count=count, differences=lambda kept: differences(kept, profile))
+
+
+def _read(names: Iterable[str], progress: Progress) -> Iterator[tuple[str, Rows]]:
     """Read one file's rows after the other, each in parallel."""
     with Index.open(read_settings()) as index:
         for name in names:
@@ -100,12 +116,10 @@ def _read(names: Iterable[str], progress: Progress) -> Iterator[tuple[str, Frame
                 received = index.received - before
                 progress.progress(name, received, received if done == total else None)
 
-            found = read_openers(index, report) if name == OPENERS else READERS[name](index, report)
-            rows = len(found) if isinstance(found, tuple) else sum(len(it.wheels) for it in found.releases)
-            releases = "" if isinstance(found, tuple) else f"{len(found.releases)} releases, "
+            rows = _read_rows(name, index, report)
             seconds, size = time.monotonic() - started, (index.received - before) / _MEBI
-            progress.note(f"{releases}{rows} rows, {size:.0f} MiB in {seconds:.0f} s")
-            yield name, found
+            progress.note(f"{rows.count}, {size:.0f} MiB in {seconds:.0f} s")
+            yield name, rows
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import TypeVar
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Opener, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Opener, Release
 
 T = TypeVar("T", FrameworkWheel, Opener)
 _Key = tuple[str, str, str | None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from profiles.refresh.archive import calls, remote_wheel
 from profiles.refresh.index import Index, IndexFile
 from profiles.refresh.metadata import Metadata, Need, cudnn, limits, read_metadata

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from envbuild.errors import LockError
-from envbuild.match.profiles import Opener
+from envbuild.match.rows import Opener
 from profiles.refresh.archive import constants, member, remote_wheel
 from profiles.refresh.index import Index, IndexFile
 from profiles.refresh.metadata import read_metadata

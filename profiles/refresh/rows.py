@@ -12,7 +12,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from envbuild.errors import LockError
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from profiles.refresh.index import Index, IndexFile
 
 MACHINES = ("x86_64", "aarch64")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from packaging.version import Version
 
 from envbuild.errors import LockError
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel
 from profiles.refresh.archive import assigned, constants, member, remote_wheel
 from profiles.refresh.index import Index
 from profiles.refresh.metadata import Need, limits, read_metadata

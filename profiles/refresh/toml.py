@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from envbuild.match.profiles import SCHEMA, FrameworkProfile, FrameworkWheel, Opener, Release
+from envbuild.match.profiles import SCHEMA
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Opener, Release
 
 _WIDTH = 120
 _Value = str | tuple[str, ...] | bool

@@ -3,7 +3,7 @@
 import re
 import zipfile
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel
 from profiles.refresh.archive import constants, remote_wheel, search
 from profiles.refresh.index import Index
 from profiles.refresh.metadata import cudnn, limits, read_metadata

@@ -21,7 +21,8 @@ from envbuild.base.apt import Mirror, find_mirror
 from envbuild.base.build import BaseOrder, Parent, make_base
 from envbuild.base.resolve import resolve_base
 from envbuild.files import base_dockerfile, data_folder
-from envbuild.match.profiles import CudaArchive, load_profiles
+from envbuild.match.profiles import load_profiles
+from envbuild.match.rows import CudaArchive
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull

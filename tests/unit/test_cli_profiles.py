@@ -274,6 +274,14 @@ def test_show_needs_no_network_and_has_every_value_with_reason_and_source(served
     assert {"numpy<2.0.0,>=1.23.5", "keras<2.16,>=2.15.0"} <= set(shown["limits"])
 
 
+def test_another_opener_of_cuda_has_a_row_and_no_stack(profiles):
+    done = profiles("show", "onnxruntime-gpu==1.22.0", "--json")
+    row = json.loads(done.stdout)
+    assert (row["cuda"], row["driver"]) == ("12", "525.60.13")
+    refused = profiles("show", "onnxruntime-gpu==1.22.0", "--variant", "cpu")
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
 def test_show_prints_reasons_sources_and_requirements(profiles):
     done = profiles("show", "tensorflow==2.8.0", "--python", "3.8.10", "--gpu", "NVIDIA H100 PCIe")
     assert done.returncode == 0

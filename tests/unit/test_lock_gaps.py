@@ -10,7 +10,7 @@ from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolvers import PipToolsResolver, Resolver, UvResolver
 from envbuild.manifest.packages import Distribution, Origin
-from envbuild.match.profiles import Limit
+from envbuild.match.rows import Limit
 from envbuild.match.stack import Gaps
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel

@@ -18,7 +18,8 @@ from envbuild.manifest.model import Framework, Platform, Python, Source, Trainin
 from envbuild.manifest.packages import Conda, CondaPackage, Distribution, Origin
 from envbuild.match.cuda import SITE_PACKAGES
 from envbuild.match.match import match
-from envbuild.match.profiles import FRAMEWORKS, Release, load_profiles
+from envbuild.match.profiles import FRAMEWORKS, load_profiles
+from envbuild.match.rows import Release
 from envbuild.match.run import frameworks_of
 from envbuild.match.stack import Stack
 from envbuild.recipe import PREFIX

@@ -13,7 +13,8 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import Conda, CondaPackage
 from envbuild.match.match import match
 from envbuild.match.pins import broken_profile_limits
-from envbuild.match.profiles import Release, load_profiles
+from envbuild.match.profiles import load_profiles
+from envbuild.match.rows import Release
 from envbuild.match.stack import KEYS, Decision, Stack, pairs_of
 from tests.unit.test_match_frameworks import changed, decided, names, ran
 

@@ -20,7 +20,8 @@ from envbuild.manifest.model import Framework, Model, Numerics, Platform, Python
 from envbuild.manifest.packages import Distribution, Origin
 from envbuild.manifest.reader import known_framework
 from envbuild.match.match import match
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release, load_profiles
+from envbuild.match.profiles import load_profiles
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from envbuild.match.stack import Stack
 from tests.unit.converting import read
 

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import VerifyError
 from envbuild.match.openers import wheel_of
-from envbuild.match.profiles import Opener
+from envbuild.match.rows import Opener
 from envbuild.verify.cuda.files import PlannedImage
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.unit.loader_images import PROFILES, SITE, TAG, Made, elf, names, nvidia

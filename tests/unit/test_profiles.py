@@ -14,7 +14,8 @@ from envbuild.base.build import decide_archive
 from envbuild.errors import MatchError
 from envbuild.files import data_folder
 from envbuild.match.match import MatchOptions, show_release
-from envbuild.match.profiles import CudnnFloor, FrameworkWheel, Limit, Profiles, load_profiles
+from envbuild.match.profiles import Profiles, load_profiles
+from envbuild.match.rows import CudnnFloor, FrameworkWheel, Limit
 from profiles.refresh.toml import to_toml
 
 FOLDER = data_folder("profiles")

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
 from profiles.refresh.index import Index
 from profiles.refresh.tensorflow import read_tensorflow

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from envbuild.oci.digest import Digest
 from profiles.refresh.compare import differences
 

@@ -8,7 +8,8 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
-from envbuild.match.profiles import Opener, load_openers
+from envbuild.match.profiles import load_openers
+from envbuild.match.rows import Opener
 from profiles.refresh.__main__ import run
 from profiles.refresh.compare import opener_differences
 from profiles.refresh.index import Index

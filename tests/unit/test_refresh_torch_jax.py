@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.errors import LockError
 from envbuild.lock.settings import IndexSettings
-from envbuild.match.profiles import FrameworkProfile, FrameworkWheel, Release
+from envbuild.match.rows import FrameworkProfile, FrameworkWheel, Release
 from profiles.refresh.__main__ import READERS
 from profiles.refresh.index import Index
 from tests.fakes.frameworks import ARM, fat_binary, jax, jax_pjrt, jax_plugin, jaxlib, torch

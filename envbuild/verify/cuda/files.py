@@ -24,7 +24,8 @@ from envbuild.image.config import config_bytes
 from envbuild.image.layers.plan import find_overlaps, install_order
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
-from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkWheel
 from envbuild.match.stack import Stack
 from envbuild.oci.deflate import DamagedStreamError, inflate
 from envbuild.oci.digest import Digest

@@ -14,8 +14,9 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import VerifyError
 from envbuild.manifest.hardware import Native
-from envbuild.match.openers import component_of
-from envbuild.match.profiles import FrameworkWheel, Profiles
+from envbuild.match.openers import component_of, may_open_cuda
+from envbuild.match.profiles import Profiles
+from envbuild.match.rows import FrameworkWheel
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.oci.rootfs import resolve
@@ -122,7 +123,7 @@ def prove_loading(
         build = FrameworkBuild(name=stack.framework, wheel=framework_wheel(stack, profiles))
     name = f"{build.wheel.distribution} {build.wheel.version}" if build else "no framework"
     cuda = build is not None and build.wheel.cuda is not None
-    if not (cuda or profiles.may_open_cuda(stack.variant, ((it.name, it.version) for it in recipe.wheels))):
+    if not may_open_cuda(stack, ((it.name, it.version) for it in recipe.wheels), profiles):
         return LoaderProof(framework=name, cuda=False, findings=())
     with ExitStack() as opened:
         files = WheelFiles(recipe, wheels, facts, opened)

@@ -18,7 +18,7 @@ from packaging.version import Version
 from envbuild.lock.model import LockedWheel
 from envbuild.manifest.hardware import Library
 from envbuild.match.openers import find_opener, wheel_of
-from envbuild.match.profiles import Opener
+from envbuild.match.rows import Opener
 from envbuild.match.run import JAX_PLUGIN
 from envbuild.oci.rootfs import resolve
 from envbuild.verify.cuda.files import DRIVER, LIBRARY, PlannedImage

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.match.profiles import FrameworkWheel
+from envbuild.match.rows import FrameworkWheel
 from envbuild.verify.cuda.files import InstalledFile
 from envbuild.verify.cuda.process import MissingLibrary, Process
 
@@ -195,3 +195,8 @@ class LoaderFinding:
 
     def __str__(self) -> str:
         return f"{self.library}: {self.says}"
+
+    @property
+    def advice(self) -> str:
+        """The line with what to do."""
+        return f"{self}; {self.todo}" if self.todo else str(self)
