@@ -277,7 +277,7 @@ def test_show_needs_no_network_and_has_every_value_with_reason_and_source(served
 def test_another_opener_of_cuda_has_a_row_and_no_stack(profiles):
     done = profiles("show", "onnxruntime-gpu==1.22.0", "--json")
     row = json.loads(done.stdout)
-    assert (row["cuda"], row["driver"]) == ("12", "525.60.13")
+    assert (row["cuda"], row["driver"]) == ("12.2", "525.60.13")
     refused = profiles("show", "onnxruntime-gpu==1.22.0", "--variant", "cpu")
     assert (refused.returncode, refused.stdout) == (2, "")
 
