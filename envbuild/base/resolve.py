@@ -324,7 +324,7 @@ def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str
     _check_glibc(base.target.glibc, glibc_minimum, where or base.name)
     if base.target.python != wanted_python:
         versions = f"the base has Python {base.target.python}, the run used {wanted_python}"
-        return [f"{versions}: same minor, another patch release"]
+        return [f"{versions}: same minor, another patch release; --base python:{wanted_python}-slim has the run's"]
     return []
 
 

@@ -51,7 +51,7 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
     """
     first, *others = targets
     locks = first.model.locks.values() if first.model else ()
-    dropped = {name for lock in locks for name in lock.dropped}
+    dropped = frozenset[str]().union(*(it.dropped for it in locks), *(it.side.dropped for it in targets))
     for target in targets:
         for it in _alone(target, report):
             yield it if any(it.between) else it.with_targets(target.name, target.name)
@@ -60,9 +60,9 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
         tags = tag_findings(stamp, other.reference) if stamp and other.reference else ()
         shared = prove_sharing(first.image, other.image, report) if first.image and other.image else ()
         yield from (it.with_targets(first.name, other.name) for it in (*tags, *shared))
-        # What an image does without is in its lock, which a stamped model has.
-        found = replace(other.side, dropped=other.side.dropped | dropped) if other.image else other.side
-        yield from apply_rules(first.side, found)
+        # What an image does without, here or elsewhere, is in its lock, which a stamped model has.
+        runs = other.side.kind in ("image", "host")
+        yield from apply_rules(first.side, replace(other.side, dropped=dropped) if runs else other.side)
 
 
 def _alone(target: Target, report: Report) -> Iterator[Finding]:

@@ -205,7 +205,14 @@ PLANTED = (
         about="python",
         found=replace(IMAGE, python="3.10.13"),
         severity="warning",
-        says=("3.10.12", "3.10.13", "patch"),
+        says=("3.10.12", "3.10.13", "patch", "--base", "python:3.10.12-slim-bookworm"),
+    ),
+    Planted(
+        rule="python",
+        about="python",
+        found=replace(HOST, python="3.10.13"),
+        severity="warning",
+        says=("use Python 3.10.12",),
     ),
     Planted(
         rule="python",
@@ -382,8 +389,8 @@ PLANTED = (
         rule="package-missing",
         about="dropped",
         found=replace(without(IMAGE, "requests"), dropped=frozenset({"requests"})),
-        severity="warning",
-        says=("left out by --drop", "requests 2.28.1"),
+        severity="note",
+        says=("1 package left out by --drop", "requests 2.28.1"),
     ),
     Planted(
         rule="package-missing",

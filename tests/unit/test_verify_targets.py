@@ -192,6 +192,16 @@ def test_equal_targets_of_every_kind_agree(site):
         assert (done.returncode, "error" in done.stdout) == (0, False), done.stdout + done.stderr
 
 
+def test_what_was_left_out_on_purpose_is_one_note_wherever_it_is_not_there(site):
+    built(site, "manifest.json", "--stamp", "model", "--drop", "tool")
+    site.says("from-manifest", "manifest.json", "--base", f"{site.host}/up/base:1", "--out", "image", "--drop", "tool")
+    note, absent = ("package-missing", "dropped", "note"), ("package-missing", "tool", "error")
+    found = wrong(site("verify", "model", "host", "--python", sys.executable, "--json"))
+    assert (found.count(note), absent in found) == (2, False), "of the lock, and of the host"
+    assert wrong(site("verify", "manifest.json", "oci:image", "--json")) == [absent]
+    assert wrong(site("verify", "manifest.json", "out/context/pylock.toml", "oci:image", "--json")) == [note, note]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -44,9 +44,20 @@ def python(wanted: Side, found: Side) -> Iterator[Finding]:
     if not same_numbers(one, other, 2):
         yield differs("python", "python", wanted=one, found=other, todo=remedy(found))
     elif one != other and min(len(numbers(one)), len(numbers(other))) > 2:
-        yield differs("python", "python", wanted=one, found=other, todo=remedy(found), severity="warning", why=_PATCH)
+        todo = f"nothing if the model's predictions agree there; else {_with_patch(one, found)}"
+        yield differs("python", "python", wanted=one, found=other, todo=todo, severity="warning", why=_PATCH)
     else:
         yield agree("python", "python", min(one, other, key=len), wanted=one, found=other)
+
+
+def _with_patch(python: str, found: Side) -> str:
+    """How to get the very patch release: by the base of what is built, for which there are Python's own images."""
+    if found.kind not in MADE:
+        return f"use Python {python} there" if found.kind == "host" else remedy(found)
+    profiles = profile_data()
+    suite = profiles.python_suite(python)
+    example = f", such as {profiles.python_image.format(python=python, suite=suite.name)}" if suite else ""
+    return f"build it on a base with Python {python} by `--base IMAGE`{example}"
 
 
 def implementation(wanted: Side, found: Side) -> Iterator[Finding]:

@@ -345,10 +345,12 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
     slim, dropped = [it for it in lacking if it.name in found.slim], [it for it in gone if it.name in found.dropped]
     if slim:
         says = f"{counted(len(slim), 'package')} that only training uses {'is' if len(slim) == 1 else 'are'} left out: "
-        yield _left_out("slim", says, slim, "nothing if the golden sample agrees there; else build it without --slim")
+        todo = "nothing if the golden sample agrees there; else build it without --slim"
+        yield _left_out("slim", says, slim, todo, "warning")
     if dropped:
+        says = f"{counted(len(dropped), 'package')} left out by --drop or --only-imported: "
         todo = "nothing if the model does without; else build it without --drop and --only-imported"
-        yield _left_out("dropped", "left out by --drop or --only-imported: ", dropped, todo)
+        yield _left_out("dropped", says, dropped, todo, "note")
     lacking = [it for it in lacking if it not in (*slim, *dropped)]
     nvidia = [it for it in lacking if is_nvidia(it.name)]
     none = bool(nvidia) and not any(map(is_nvidia, found.packages))
@@ -365,12 +367,12 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _left_out(about: str, says: str, lacking: list[Package], todo: str) -> Finding:
+def _left_out(about: str, says: str, lacking: list[Package], todo: str, severity: Severity) -> Finding:
     """What `--slim` or `--drop` left out, where the lock or the image's label says so."""
     names = tuple(f"{it.name} {_identity(it)}" for it in lacking)
     return differs(
         "package-missing", about, says + listing(names), wanted=listing(names), found="", todo=todo,
-        severity="warning", packages=names,
+        severity=severity, packages=names,
     )  # fmt: skip
 
 
