@@ -72,7 +72,16 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
     if out is not None:
         write_out(out, manifest_text(manifest))
     tell_disagreements(manifest)
+    _tell_unused(manifest)
     return manifest
+
+
+def _tell_unused(manifest: Facts) -> None:
+    """Say how many distributions were not imported, where these are most of them, and what an image can leave out."""
+    imported, installed = len(manifest.get("imported") or ()), len(manifest["distributions"])
+    if imported and installed - imported >= max(10, imported):
+        what = "note: this process imported %d of %d installed distributions" % (imported, installed)
+        say("%s; `envbuild from-manifest --only-imported` leaves out what these do not require" % what)
 
 
 def environment_facts(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
-from envbuild.cli.options import FactOptions
+from envbuild.cli.options import FactOptions, LockOptions
 from envbuild.errors import ManifestError, UsageError, counted
 
 if TYPE_CHECKING:
@@ -31,12 +31,17 @@ _OPTIONS = {
 
 
 def import_record(
-    name: str, progress: Progress, options: FactOptions | None = None, model: str | None = None
+    name: str,
+    progress: Progress,
+    options: FactOptions | None = None,
+    model: str | None = None,
+    locks: LockOptions | None = None,
 ) -> "tuple[str, bytes, TrainingManifest]":
     """Read a file that describes a run (a manifest, a freeze, a lock): its name, and the manifest as bytes and parsed.
 
-    `options` and `model` are facts that the file lacks; what is still missing is reported. A manifest to which nothing
-    is added keeps its bytes, as its digest may be recorded already.
+    `options` and `model` are facts that the file lacks; what is still missing is reported. `locks` says where wheels
+    are, which show what brings an imported module. A manifest to which nothing is added keeps its bytes, as its digest
+    may be recorded already.
     """
     from envbuild.manifest.importers.detect import FORMATS, convert, detect
     from envbuild.manifest.importers.environment import RecordOptions, manifest_bytes
@@ -49,7 +54,9 @@ def import_record(
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _report_gaps(manifest, progress)
-        same = given == RecordOptions() or manifest == read_manifest(record.data, record.name)
+        manifest = _with_imports(manifest, it, locks or LockOptions(), progress)
+        facts = given != RecordOptions() or it.imported
+        same = not facts or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
     detected = "" if it.kind else "; --from names another format"
     progress.step(f"{record.name} is read as {found}: {FORMATS[found]}{detected}")
@@ -60,8 +67,38 @@ def import_record(
     if source.unknown:
         lacks = (f"{name} (give {_OPTIONS[name]})" if name in _OPTIONS else name for name in source.unknown)
         progress.note(f"the record lacks: {', '.join(lacks)}")
-    data = manifest_bytes(manifest)
+    data = manifest_bytes(_with_imports(manifest, it, locks or LockOptions(), progress))
     return record.name, data, read_manifest(data, record.name)
+
+
+def _with_imports(
+    manifest: "TrainingManifest", facts: FactOptions, locks: LockOptions, progress: Progress
+) -> "TrainingManifest":
+    """Return the manifest with what --imported names, as distributions of the run; UsageError for unknown names."""
+    from envbuild.files import cache_folder
+    from envbuild.lock.dependencies import find_importers
+    from envbuild.lock.model import Target
+    from envbuild.lock.resolution import open_session
+    from envbuild.lock.settings import read_settings
+    from envbuild.match.run import normalize_machine
+
+    names = [it.strip() for text in facts.imported or () for it in text.split(",")]
+    if not names:
+        return manifest
+    if manifest.imported or not all(names):
+        what = "the record says what the run imported" if manifest.imported else "a name is empty"
+        todo = "leave the option out" if manifest.imported else "give names with commas: --imported pandas,sklearn"
+        raise UsageError(what, where=f"--imported {','.join(names)}", todo=todo)
+    machine = normalize_machine(manifest.platform.machine or "x86_64")
+    target = Target(python=manifest.python.version, machine=machine, glibc="2.17")
+    settings = read_settings(locks.find_links or (), offline=locks.offline)
+    many = counted(len(manifest.distributions), "distribution")
+    progress.step(f"looking for what brings {', '.join(names)} among {many}")
+    with open_session((), target, settings, cache_folder()) as session:
+        found = find_importers(names, manifest.distributions, session)
+    for name, its in found.items():
+        progress.note(f"{name} comes with {', '.join(its)}")
+    return replace(manifest, imported=tuple(sorted({it for its in found.values() for it in its})))
 
 
 def open_record(name: str) -> "Record":

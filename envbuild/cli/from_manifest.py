@@ -60,7 +60,7 @@ def run(
         if image.stamp_anyway and image.stamp is None:
             todo = "give --stamp MODEL_URI too, or leave it out"
             raise UsageError("no model is stamped", where="--stamp-anyway", todo=todo)
-        name, data, parsed = import_record(manifest, progress, facts)
+        name, data, parsed = import_record(manifest, progress, facts, locks=locks)
         request = options.build_request(name, data)
         request = replace(request, trusted_keys=(image.signed,) if image.signed is not None else ())
         _build(request, parsed, progress, dry_run=image.dry_run, as_json=image.as_json)

@@ -55,7 +55,7 @@ def run(
     started = time.monotonic()
     _check(out, download, {"--extra": extra, "--upgrade-package": upgrade_package})
     with Progress() as progress:
-        had = import_record(manifest, progress, record)[2]
+        had = import_record(manifest, progress, record, locks=locks)[2]
         stack, base_glibc = _decide(had, locks, platform)
         options = Options(
             cache=cache_folder(),

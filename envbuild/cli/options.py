@@ -82,6 +82,7 @@ class FactOptions:
     gpu: str | None = option(WHAT, 'The run\'s GPU, such as "Tesla T4", if the record lacks it.', "NAME|none")
     ran_on: str | None = option(WHAT, "The run's platform, if the record lacks it: linux/amd64.", "OS/MACHINE")
     framework: FrameworkName | None = option(WHAT, "The framework that the run used, if the record has several.")
+    imported: list[str] | None = option(WHAT, "What the run imported, if the record lacks it: pandas,sklearn.", "NAMES")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -108,9 +109,7 @@ class ImageOptions:
     """The image, and where it goes."""
 
     base: str | None = option(WHAT, "The base: an image reference, an OCI layout, or debian:SUITE.", "REF")
-    platform: str | None = option(
-        WHAT, "linux/amd64, linux/arm64, or both with a comma; by default the run's.", "PLATFORMS"
-    )
+    platform: str | None = option(WHAT, "linux/amd64,linux/arm64 or one of them; by default the run's.", "PLATFORMS")
     out: str = option(WHERE, "Write the build context and the OCI layout here.", "DIR", default="envbuild-out")
     push: str | None = option(WHERE, "Push to this repository instead of writing a layout.", "REPO")
     create_repository: CreateRepository = False
@@ -118,9 +117,7 @@ class ImageOptions:
     load: str | None = option(WHERE, "Load the image into the local engine under this name.", "NAME")
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
     stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files than the manifest's; recorded.")
-    sign: str | None = option(
-        WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
-    )
+    sign: str | None = option(WHERE, "Sign with this private key: PEM, env://VARIABLE, gcpkms://... or keyless.", "KEY")
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,

@@ -112,7 +112,8 @@ def _order(target: str, serving: ServeOptions, options: BuildOptions, progress: 
     model = _model(target, options)
     name, data = model or "", b""
     if model is None:
-        name, data, _ = import_record(target if target == "-" else kind_of(target)[1], progress, options.facts)
+        record = target if target == "-" else kind_of(target)[1]
+        name, data, _ = import_record(record, progress, options.facts, locks=options.locks)
     _check_stamp(model, serving, options.image)
     if serving.parent_key is not None:
         _check_parent_key(model, serving.parent_key)

@@ -1,17 +1,28 @@
-"""What distributions declare that they require: what a lock does not satisfy (`pip check`), and what is needed."""
+"""What distributions declare that they require: what a lock does not satisfy (`pip check`), and what is needed.
 
+Also whose modules a program imported.
+"""
+
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.errors import LockError
-from envbuild.lock.facts import FactReader, WheelFacts
-from envbuild.lock.model import LockedWheel, Target
+from envbuild.errors import LockError, UsageError
+from envbuild.lock.facts import FactReader, WheelFacts, module_path
+from envbuild.lock.index import IndexFile, in_parallel
+from envbuild.lock.model import LockedWheel, Target, best_wheel, same_version
+from envbuild.manifest.packages import Distribution
 from envbuild.report import Reporter
+
+if TYPE_CHECKING:
+    from envbuild.lock.resolution import IndexSession
 
 Declared = Mapping[str, Collection[str]]
 """By normalised name, the requirements as METADATA has them."""
@@ -133,6 +144,52 @@ def find_needed(
             elif first[0] not in strict:
                 waiting.append(first)
     return frozenset(name for name, _ in found)
+
+
+def find_importers(
+    names: Iterable[str], distributions: Iterable[Distribution], session: "IndexSession"
+) -> dict[str, tuple[str, ...]]:
+    """The distributions of a run that bring what it imported, by its name: a distribution's or a module's.
+
+    Their wheels show the modules. What only a requirement brings counts for all that require it, of whichever version.
+    UsageError for what nothing brings, with the names near it.
+    """
+    pins = {str(canonicalize_name(it.name)): it.version for it in distributions}
+    found = {it: {str(canonicalize_name(it))} & pins.keys() for it in names}
+    of_run = {name: {name} for name in pins}
+    near, new, environment = {*pins}, list(pins), marker_environment(session.target)
+    while new and not all(found.values()):
+        waiting = [name for name, its in found.items() if not its]
+        wheels = [it for it in in_parallel(lambda name: _find_wheel(session, name, pins.get(name)), new) if it]
+        for wheel, files in zip(wheels, in_parallel(session.reader.files, wheels), strict=True):
+            modules = [module_path(it) for it in files or ()]
+            near |= {it.partition("/")[0].removesuffix(".py") for it in modules}
+            for name in waiting:
+                starts = (f"{name.replace('.', '/')}/", f"{name.replace('.', '/')}.")
+                if canonicalize_name(name) == wheel.name or any(it.startswith(starts) for it in modules):
+                    found[name] |= of_run[wheel.name]
+        requirers: dict[str, set[str]] = defaultdict(set)
+        declaring = [] if all(found.values()) else wheels
+        for wheel, known in zip(declaring, session.reader.all_facts(declaring), strict=True):
+            for it in _declared(known, environment):
+                requirers[str(canonicalize_name(it.name))] |= of_run[wheel.name]
+        new = sorted(requirers.keys() - of_run.keys())
+        of_run |= {name: requirers[name] for name in new}
+    if unknown := [name for name, its in found.items() if not its]:
+        close = {it: get_close_matches(it, filter(str.isidentifier, near), 3) for it in unknown}
+        todo = "; ".join(f"for {it} give {' or '.join(its)}" for it, its in close.items() if its)
+        what = f"nothing in the record brings {', '.join(unknown)}"
+        todo = todo or "give the names of modules, or of distributions of the record"
+        raise UsageError(what, where=f"--imported {unknown[0]}", todo=todo)
+    return {name: tuple(sorted(its)) for name, its in found.items()}
+
+
+def _find_wheel(session: "IndexSession", name: str, version: str | None) -> IndexFile | None:
+    """A wheel of a project that shows its modules: the version's, for the target, else the newest."""
+    wheels = [it for it in session.files(name) if it.is_wheel]
+    same = [it for it in wheels if same_version(version, str(it.version))]
+    best = best_wheel(((it.filename, it) for it in same), session.target)
+    return best or max(same or wheels, key=lambda it: (it.version, it.filename), default=None)
 
 
 def _nodes(requirement: Requirement) -> list[tuple[str, str]]:

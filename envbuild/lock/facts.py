@@ -248,10 +248,16 @@ def _open_wheel(
 
 def _top_level(path: str) -> str:
     """`numpy` of `numpy/core/x.so`, `six` of `six.py`; empty for metadata (binary distribution format)."""
-    first, *below = path.split("/")
-    if first.endswith(".data") and below[:1] in (["purelib"], ["platlib"]):
-        first = "".join(below[1:2])
-    return "" if first.endswith((".dist-info", ".data")) else first.partition(".")[0]
+    return module_path(path).partition("/")[0].partition(".")[0]
+
+
+def module_path(path: str) -> str:
+    """Where a file of a wheel lies in site-packages; empty for metadata, and for what is installed elsewhere."""
+    first, _, below = path.partition("/")
+    folder, _, inside = below.partition("/")
+    if first.endswith(".data"):
+        return inside if folder in ("purelib", "platlib") else ""
+    return "" if first.endswith(".dist-info") else path
 
 
 def _rows(record: str) -> dict[str, str]:

@@ -53,6 +53,9 @@ from envbuild.match.stack import Gaps, PinChange, Stack, Variant
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
 
+_MANY = 10
+"""Distributions that a note on what was not imported is worth."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -76,6 +79,8 @@ class Options:
     """Normalised names of distributions of the run that `--drop` leaves out; recorded in `Lock.dropped`."""
     not_imported: tuple[str, ...] = ()
     """Of these, what the requirements need in turn is locked too, in the run's version, and the others are left out."""
+    unimported: tuple[str, ...] = ()
+    """What the run did not import and is locked all the same; a note says how many of them nothing requires."""
     variant: Variant = "gpu"
     """Whether wheel variants may need a GPU."""
     system: str | None = None
@@ -164,8 +169,10 @@ def lock_stack(stack: Stack, target: Target, run: TrainingManifest, options: Opt
     options = replace(options, not_upgraded=(stack.distribution,), changes=stack.changes, dropped=stack.dropped)
     undecided = tuple(it for it in stack.not_imported if it not in stack.dropped)
     options = replace(options, system=run.platform.system, not_imported=undecided, variant=stack.variant)
+    options = replace(options, unimported=stack.unimported)
     faults = version_faults(run.distributions, {*stack.dropped, *stack.not_imported})
-    others = "" if stack.not_imported else f", or what the run did not import by {ONLY_IMPORTED}"
+    named = "" if run.imported else " and --imported NAMES"
+    others = "" if stack.not_imported else f", or what the run did not import by {ONLY_IMPORTED}{named}"
     try:
         locked = lock_run(stack.requirements, target, run.distributions, options, stack.gaps)
     except UnlockableError as error:
@@ -416,9 +423,28 @@ def _finish_lock(
         required=find_required(locked.wheels, facts, target),
         built=tuple((source.name, describe_source(source)) for source in first.build_sources),
         warnings=(*first.lock.date_warnings, *other_variants(locked, differing, options.variant)),
-        source_notes=(*own_wheels, *note_unhashed(locked, direct), *note_other_places(locked, distributions, settings)),
+        source_notes=(
+            *own_wheels,
+            *note_unhashed(locked, direct),
+            *note_other_places(locked, distributions, settings),
+            *_note_unused(locked, facts, distributions, options),
+        ),
         left_out=(*drop_reasons.items(), *first.left_out),
     )
+
+
+def _note_unused(
+    locked: Lock, facts: Sequence[WheelFacts | None], distributions: Sequence[Distribution], options: Options
+) -> Iterator[str]:
+    """Say how many of the run's distributions it neither imported nor required for that, where these are many."""
+    declared = {wheel.name: known.requires for wheel, known in zip(locked.wheels, facts, strict=True) if known}
+    used = {str(canonicalize_name(it.name)) for it in distributions}.difference(options.unimported)
+    roots = (used & declared.keys()) | {name_of(it.after) for it in options.changes if it.after}
+    strict = {*declared, *options.unimported}
+    unused = set(options.unimported) - find_needed(roots, declared, marker_environment(locked.target), strict)
+    if len(unused) >= _MANY and len(declared) == len(locked.wheels):
+        what = f"{len(unused)} of {len(distributions)} distributions were not imported by the run"
+        yield f"{what}, nor required by what was; {ONLY_IMPORTED} leaves them out"
 
 
 def _compare_conflicts(

@@ -142,9 +142,9 @@ def _error_of(faults: list[Fault], where: str) -> ManifestError:
     return ManifestError(what, where=f"{where}: {first}" if first else where, todo=CAPTURE_AGAIN)
 
 
-def summary(faults: list[str]) -> str:
-    """Name the first MAX_FAULTS faults, each on a line if there are several, and how many there are."""
+def summary(faults: list[str], most: int = MAX_FAULTS) -> str:
+    """Name the first faults, each on a line if there are several, and how many there are."""
     if len(faults) == 1:
         return faults[0]
-    more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-    return "\n  ".join((f"{len(faults)} faults:", *faults[:MAX_FAULTS], *more))
+    more = [f"and {len(faults) - most} more"] if len(faults) > most else []
+    return "\n  ".join((f"{len(faults)} faults:", *faults[:most], *more))

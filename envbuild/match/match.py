@@ -23,6 +23,7 @@ from envbuild.match.pins import (
     dropped_from,
     only_imported,
     reasons_of,
+    unimported,
     warnings_of,
     without_dropped,
 )
@@ -96,7 +97,7 @@ def match(  # noqa: PLR0913 - each is an option of the command line
         )  # fmt: skip
         return dropped_from(stack, manifest, dropped)
     if imported_only:
-        kept, others = only_imported(manifest, profiles, variant)
+        kept, others = only_imported(manifest, profiles, variant), unimported(manifest, profiles, variant)
         stack = match(
             kept, profiles, variant,
             cuda_source=cuda_source, overrides=overrides, machine=machine, as_of=as_of,
@@ -118,7 +119,8 @@ def match(  # noqa: PLR0913 - each is an option of the command line
         system = run.system or "Linux"
         run = replace(run, machine=moved_to, machine_known=True, system=system, label=label, moved=True)
     stack = decide(run, profiles, options)
-    return replace(stack, decisions=(*decisions, *stack.decisions))
+    others = unimported(manifest, profiles, variant)
+    return replace(stack, decisions=(*decisions, *stack.decisions), unimported=others)
 
 
 def _used(manifest: TrainingManifest, run: Run) -> tuple[Decision, ...]:

@@ -223,31 +223,39 @@ def _without(manifest: TrainingManifest, dropped: Collection[NormalizedName]) ->
     )
 
 
-def only_imported(
-    manifest: TrainingManifest, profiles: Profiles, variant: str
-) -> tuple[TrainingManifest, tuple[str, ...]]:
-    """Return the manifest with what the run imported, and the names of the others, sorted; UsageError where unknown.
+def unimported(manifest: TrainingManifest, profiles: Profiles, variant: str) -> tuple[NormalizedName, ...]:
+    """Names of what the run did not import, sorted; none where the manifest does not say it.
 
     The framework that a person named counts as imported; with any framework so do NVIDIA's wheels, some of whose
     libraries are loaded later.
     """
     names = {canonicalize_name(it.name) for it in manifest.distributions}
-    imported = {canonicalize_name(it) for it in manifest.imported}
-    write = 'into the manifest that `envbuild convert` writes: "imported": ["pandas", "scikit-learn"]'
-    if not imported:
-        todo = "capture at the end of the training, in its own process (envbuild.capture()); or write the distributions"
-        what = "the manifest does not say what the run imported"
-        raise UsageError(what, where=ONLY_IMPORTED, todo=f"{todo} {write}; or leave each out by --drop NAME")
-    if unknown := sorted(imported - names):
-        what = f"the run does not have {', '.join(unknown)}, which the manifest names as imported"
-        raise UsageError(what, where="imported", todo=f"write names of distributions, not of modules, {write}")
-    named = manifest.framework if manifest.framework_source else None
-    kept = imported | ({canonicalize_name(named.distribution)} if named else set())
+    kept = {canonicalize_name(it) for it in manifest.imported}
+    if not kept:
+        return ()
+    if manifest.framework and manifest.framework_source:
+        kept.add(canonicalize_name(manifest.framework.distribution))
     # The variant decides about NVIDIA's wheels, also about those that something else requires.
     if variant == "cpu" or kept & {name for it in profiles.frameworks for name in it.distributions}:
         patterns = (*profiles.nvidia_wheels, *profiles.cuda_only)
         kept |= {name for name in names if any(fnmatchcase(name, it) for it in patterns)}
-    return _without(manifest, names - kept), tuple(sorted(names - kept))
+    return tuple(sorted(names - kept))
+
+
+def only_imported(manifest: TrainingManifest, profiles: Profiles, variant: str) -> TrainingManifest:
+    """Return the manifest with what the run imported alone; UsageError where it does not say what that is."""
+    names = {canonicalize_name(it.name) for it in manifest.distributions}
+    imported = {canonicalize_name(it) for it in manifest.imported}
+    name = "name them by --imported pandas,sklearn, modules too"
+    if not imported:
+        todo = f"capture at the end of the training, in its own process (envbuild.capture()), or {name}; "
+        todo += "or leave each out by --drop NAME"
+        raise UsageError("the manifest does not say what the run imported", where=ONLY_IMPORTED, todo=todo)
+    if unknown := sorted(imported - names):
+        what = f"the run does not have {', '.join(unknown)}, which the manifest names as imported"
+        todo = f"write names of distributions there, not of modules; or take all out, and {name}"
+        raise UsageError(what, where="imported", todo=todo)
+    return _without(manifest, unimported(manifest, profiles, variant))
 
 
 def dropped_from(stack: Stack, manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> Stack:

@@ -100,6 +100,8 @@ class Stack:
     """Normalised names of distributions of the run that were left out by hand; sorted."""
     not_imported: tuple[str, ...] = ()
     """Those that the run did not import. The lock has one that is not among `dropped` where what stays requires it."""
+    unimported: tuple[str, ...] = ()
+    """Those that the run did not import and the stack has all the same; empty where the record does not say it."""
     overrides: tuple[tuple[str, str], ...] = ()
     """What was set by hand against the profiles: `("cuda", "12.2")`; sorted."""
 

@@ -16,11 +16,16 @@ def real(tmp_path):
 
 def trained(env: Environment, program: str) -> list[str]:
     """What a program that ends with a capture has recorded as imported."""
+    return captured(env, program)[0]
+
+
+def captured(env: Environment, program: str) -> tuple[list[str], str]:
+    """The same, and what it printed to stderr."""
     out, whole = env.folder / "manifest.json", f"{program}\nimport capture\ncapture.capture(out='manifest.json')\n"
     environment = {"PATH": str(env.bin), "PYTHONPATH": str(script_path().parent), **env.variables}
-    subprocess.run([env.prefix / "bin" / "python", "-c", whole], cwd=env.folder, env=environment, check=True)
-    imported: list[str] = json.loads(out.read_text())["imported"]
-    return imported
+    command = [env.prefix / "bin" / "python", "-c", whole]
+    done = subprocess.run(command, cwd=env.folder, env=environment, check=True, stderr=subprocess.PIPE, text=True)
+    return json.loads(out.read_text())["imported"], done.stderr
 
 
 def test_a_run_has_imported_the_distributions_of_its_modules_of_namespaces_too(real):
@@ -65,3 +70,12 @@ def test_a_process_that_only_captures_knows_what_it_was_told_to_load_or_nothing(
     install(real, "x", {"x.py": ""})
     assert "imported" not in real.capture()
     assert real.capture("--load", "x")["imported"] == ["x"]
+
+
+def test_a_note_says_how_few_of_many_distributions_were_imported(real):
+    for number in range(12):
+        install(real, f"pack{number}", {f"pack{number}.py": ""})
+    _, said = captured(real, "import pack1, pack2")
+    assert "note: this process imported 2 of 12 installed distributions; " in said
+    assert "--only-imported" in said
+    assert captured(real, "import pack1, pack2, pack3")[1] == ""

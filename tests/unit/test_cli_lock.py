@@ -259,6 +259,41 @@ def test_an_incomplete_record_is_completed_around_what_the_run_imported(site):
     assert found["left_out"] == {"helper": "--only-imported"}
 
 
+def test_many_that_were_not_imported_are_one_note_with_the_number_that_is_left_out(site, index: FakeIndex):
+    unused = [make_wheel(f"unused{number}", "1.0") for number in range(10)]
+    index.add(*unused)
+    site.tell(manifest_of(TENSORFLOW, TOOL, *NEEDED, *unused, imported=["tensorflow-cpu"]))
+    note = "12 of 15 distributions were not imported by the run, nor required by what was"
+    assert [it for it in site.locked()["notes"] if "not imported" in it] == [f"{note}; --only-imported leaves them out"]
+    kept = site.locked("--only-imported")
+    assert len(kept["left_out"]) == 12
+    assert not [it for it in kept["notes"] if "not imported" in it]
+
+
+def test_a_record_s_imports_are_named_by_modules_or_distributions_and_by_what_these_require(site, index: FakeIndex):
+    (site.folder / "requirements.txt").write_text("tensorflow-cpu==2.15.1\nserve==1.0\nmulti==1.0\n")
+    index.add(make_wheel("multi", "1.0", {"multi_py/__init__.py": "", "spaces/one/a.py": ""}))
+    record = {"record": "requirements.txt", "UV_EXCLUDE_NEWER": ""}
+    facts = ("--python", "3.11.7", "--ran-on", "linux/amd64", "--gpu", "none", "--json")
+
+    def imported(names: str) -> list[str]:
+        done = site.lock("--only-imported", "--imported", names, *facts, **record)
+        assert done.returncode == 0, done.stderr
+        return sorted(json.loads(done.stdout)["left_out"])
+
+    assert imported("tensorflow_cpu,spaces.one") == ["serve"]
+    assert imported("multi_py") == ["serve", "tensorflow-cpu"]
+    assert imported("serve") == ["multi", "tensorflow-cpu"]
+    assert imported("numbers") == ["multi"], "what requires it stays, and that has it in turn"
+    said = site.refused("--imported", "mult_py,nothing", *facts, code=2, **record)
+    assert "nothing in the record brings mult_py, nothing" in said
+    assert "for mult_py give multi_py" in said
+    site.tell(manifest_of(imported=["tool"]))
+    assert "the record says what the run imported" in site.refused("--imported", "tool", code=2)
+    site.tell(manifest_of())
+    assert "a name is empty" in site.refused("--imported", "tool,", code=2)
+
+
 def test_a_version_that_the_record_does_not_say_is_named_with_everything_else_that_fails(site):
     manifest = manifest_of()
     clip = {"name": "clip", "origin": {"kind": "vcs", "url": "https://example.com/clip", "commit": "9fceb02d"}}
@@ -267,7 +302,7 @@ def test_a_version_that_the_record_does_not_say_is_named_with_everything_else_th
     said = site.refused()
     assert "clip: the record does not say which version it had; it came from https://example.com/clip" in said
     assert "absent==1.0: no index has a project of this name" in said
-    assert "or what the run did not import by --only-imported" in said
+    assert "or what the run did not import by --only-imported and --imported" in said
     assert "clip: the record does not say" in site.refused("--drop", "absent")
     assert site.locked("--drop", "absent", "--drop", "clip")["wheels"] == 2
 

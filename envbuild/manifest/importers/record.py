@@ -26,6 +26,8 @@ MAX_YAML = 2**19
 """Bytes; what conda exports has about 20 kB, and reading YAML is slow."""
 MAX_LOCK = 4 * 2**20
 """Bytes of a lock in YAML; those for three platforms have 1 to 2 MB, and are read in as many seconds."""
+_MOST_FAULTS = 500
+"""Lines that a message names; so many does the freeze of a hosted notebook have."""
 _NO_RECORD = "give the record that the tool wrote, not a model or an archive"
 _ENDLESS_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++\s*+\.\s*+){100}""")
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -62,14 +64,14 @@ class Faults:
     def add(self, what: str, todo: str) -> None:
         """Note a fault; `what` says its line or place first. ManifestError where there is no end of them."""
         self.found.append((what, todo))
-        if len(self.found) >= 1000:
+        if len(self.found) >= 2 * _MOST_FAULTS:
             self.check()
 
     def check(self) -> None:
         """Raise ManifestError if there is any."""
         if not self.found:
             return
-        what = summary([what for what, _ in self.found])
+        what = summary([what for what, _ in self.found], _MOST_FAULTS)
         raise ManifestError(what, where=self.where, todo="; ".join(dict.fromkeys(todo for _, todo in self.found)))
 
 

@@ -81,7 +81,7 @@ def is_nvidia(name: str) -> bool:
 
 
 def is_foreign(name: str) -> bool:
-    """Whether no index has a distribution for Linux, so that no image can."""
+    """Whether no index has a distribution for Linux, or it is envbuild itself, so that no image has it."""
     return any(row.name == name for row in profile_data().foreign)
 
 
@@ -341,7 +341,7 @@ def missing(wanted: Side, found: Side) -> Iterator[Finding]:
     if brings_all(wanted, found) or wanted.packages is None or found.packages is None or not found.complete:
         return
     gone = [one for name, one in sorted(wanted.packages.items()) if name not in found.packages]
-    lacking = [it for it in gone if not family(it.name) and not (is_foreign(it.name) and found.kind in MADE)]
+    lacking = [it for it in gone if not family(it.name) and not (is_foreign(it.name) and found.kind in (*MADE, "host"))]
     slim, dropped = [it for it in lacking if it.name in found.slim], [it for it in gone if it.name in found.dropped]
     if slim:
         says = f"{counted(len(slim), 'package')} that only training uses {'is' if len(slim) == 1 else 'are'} left out: "
