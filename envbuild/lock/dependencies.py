@@ -163,7 +163,7 @@ def find_importers(
         wheels = [it for it in in_parallel(lambda name: _find_wheel(session, name, pins.get(name)), new) if it]
         for wheel, files in zip(wheels, in_parallel(session.reader.files, wheels), strict=True):
             modules = [module_path(it) for it in files or ()]
-            near |= {it.partition("/")[0].removesuffix(".py") for it in modules}
+            near |= set(filter(str.isidentifier, (it.partition("/")[0].removesuffix(".py") for it in modules)))
             for name in waiting:
                 starts = (f"{name.replace('.', '/')}/", f"{name.replace('.', '/')}.")
                 if canonicalize_name(name) == wheel.name or any(it.startswith(starts) for it in modules):
@@ -176,7 +176,7 @@ def find_importers(
         new = sorted(requirers.keys() - of_run.keys())
         of_run |= {name: requirers[name] for name in new}
     if unknown := [name for name, its in found.items() if not its]:
-        close = {it: get_close_matches(it, filter(str.isidentifier, near), 3) for it in unknown}
+        close = {it: get_close_matches(it, sorted(near), 3) for it in unknown}
         todo = "; ".join(f"for {it} give {' or '.join(its)}" for it, its in close.items() if its)
         what = f"nothing in the record brings {', '.join(unknown)}"
         todo = todo or "give the names of modules, or of distributions of the record"
