@@ -23,7 +23,7 @@ def captured(env: Environment, program: str) -> tuple[list[str], str]:
     """The same, and what it printed to stderr."""
     out, whole = env.folder / "manifest.json", f"{program}\nimport capture\ncapture.capture(out='manifest.json')\n"
     environment = {"PATH": str(env.bin), "PYTHONPATH": str(script_path().parent), **env.variables}
-    command = [env.prefix / "bin" / "python", "-c", whole]
+    command = [str(env.prefix / "bin" / "python"), "-c", whole]
     done = subprocess.run(command, cwd=env.folder, env=environment, check=True, stderr=subprocess.PIPE, text=True)
     return json.loads(out.read_text())["imported"], done.stderr
 
