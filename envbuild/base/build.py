@@ -162,16 +162,23 @@ def decide_python(parent: str, python: str, profiles: Profiles) -> Decision | No
     return Decision(what="python image", value=image, reason=reason, source=suite.source)
 
 
-def decide_archive(cuda: str, python: str, parent: str, profiles: Profiles) -> tuple[CudaArchive, Decision]:
+def decide_archive(
+    cuda: str, python: str, parent: str, profiles: Profiles, machine: str
+) -> tuple[CudaArchive, Decision]:
     """Return NVIDIA's packages of this CUDA, and the parent for them: the given one, else the image of the Python.
 
-    UsageError where no packages of the CUDA are known, or no image of the Python.
+    UsageError where no packages of the CUDA are known, none for the machine, or no image of the Python.
     """
     archive = next((it for it in profiles.archives if it.cuda == cuda), None)
     if archive is None:
         known = ", ".join(it.cuda for it in profiles.archives)
         todo = f"give one of {known}, or name the packages by --package and --sources"
         raise UsageError(f"no packages of CUDA {cuda} are known", where=f"--cuda {cuda}", todo=todo)
+    if not all(f"/{machine} " in line for line in archive.lines):
+        what = f"NVIDIA's packages of CUDA {cuda} are known for linux/amd64, not for linux/{ARCHITECTURES[machine]}"
+        todo = "give --platform linux/amd64, or name the packages by --package and --sources; "
+        todo += "PyTorch and JAX need neither, as their wheels bring CUDA"
+        raise UsageError(what, where=f"--cuda {cuda}", todo=todo)
     reason = f"CUDA {cuda} is put on it, by {' '.join(archive.packages)}"
     suite = profiles.python_suite(python, oldest=_HTTPS) if python else None
     if not parent and suite is None:

@@ -24,6 +24,7 @@ _LOWEST = (
     ("numpy", "2.0", re.compile(r"numpy\.(?:_core\.(?!_|multiarray|umath)|random\._(?:mt19937|pcg64|philox|sfc64)\.)")),
     ("numpy", "1.26.1", re.compile(r"numpy\._core\.")),
     ("numpy", "1.24", re.compile(r"numpy\.random\._pickle\.__bit_generator_ctor\n.*__(?:generator|randomstate)_ctor")),
+    ("pandas", "3.0", re.compile(r"pandas\.StringDtype")),
     ("scipy", "1.8", re.compile(r"scipy\.sparse\._(?:bsr|coo|csc|csr|dia|dok|lil)\.")),
 )
 """Names in pickles, and the lowest release that has them; NumPy writes arrays of protocol 5 otherwise than others."""
@@ -77,9 +78,10 @@ def read_xgboost(facts: Facts, place: ModelPlace, path: str) -> None:
     start = 4 if head.startswith(b"binf") else 0
     if re.search(rb"gbtree|gblinear|dart", head) and len(head) >= start + _LEARNER.size:
         _, features, _, _, _, major, minor = _LEARNER.unpack(head[start : start + _LEARNER.size])
-        if 0 < features < 1 << 24 and (major, minor) <= (3, 1) and major:
+        if 0 < features < 1 << 24 and (major, minor) <= (3, 1) and (major or not minor):
             facts["format"] = "xgboost"
-            add_writer(facts, "xgboost", "%d.%d" % (major, minor))
+            # Up to 0.90 there are zeros.
+            add_writer(facts, "xgboost", "%d.%d" % (major, minor) if major else "0.90")
             facts["details"]["encoding"] = "binary"
 
 

@@ -30,6 +30,8 @@ _SINCE = {
     ("lightgbm.basic.Booster", "_handle"): ("lightgbm", "4.0"),
 }
 """From which release of its library on a class has an attribute; older ones do not load what has it."""
+_CODE = {15: "<3.8", 16: ">=3.8,<3.11", 18: ">=3.11"}
+"""Of which Python code objects with so many arguments are, as cloudpickle writes them; others do not load them."""
 
 
 class PickleFacts(NamedTuple):
@@ -41,7 +43,7 @@ class PickleFacts(NamedTuple):
     versions: Dict[str, str]
     """The version of each library that its objects state."""
     since: Dict[str, str]
-    """The lowest release of a library that has the attributes of its objects."""
+    """The lowest release of a library that has the attributes of its objects; `python`: that of code objects."""
     unread: Optional[str] = None
     """Why it was not read to its end."""
 
@@ -247,7 +249,10 @@ class _Opcodes:
             stack.append(tuple(taken))
         elif name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ"):
             instance = taken[0] if taken and isinstance(taken[0], _Object) else _Object()
-            stack.append(_Object(instance.name, taken[1] if len(taken) > 1 else None))
+            arguments = taken[1] if len(taken) > 1 else None
+            if instance.name.endswith("._builtin_type") and isinstance(arguments, tuple) and len(arguments) in _CODE:
+                self.since["python"] = _CODE[len(arguments)]
+            stack.append(_Object(instance.name, arguments))
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = taken if name == "DICT" else taken[1:]
             found = _Object() if name == "DICT" else taken[0]

@@ -118,11 +118,12 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
         todo = "give the path of a file with lines such as: deb http://HOST/debian bookworm main"
         raise UsageError("the sources cannot be read", where=f"--sources {options.sources}", todo=todo) from error
     profiles, python = load_profiles(data_folder("profiles"), ()), options.python or (stack.python if stack else "")
+    machine = stack.machine if stack else parse_platform(options.platform)
     archive, parent = None, options.parent or (stack.base if stack else "")
     # Make a base of NVIDIA's packages where that is asked for, or the image with CUDA is gone.
     gone = next((it.cuda for it in profiles.bases if it.withdrawn and it.image == parent and not options.parent), "")
     if cuda := options.cuda or gone:
-        archive, decision = decide_archive(cuda, python, options.parent or "", profiles)
+        archive, decision = decide_archive(cuda, python, options.parent or "", profiles, machine)
         progress.note(f"{decision.what}: {decision.value} - {decision.reason} [{decision.source}]")
         parent = decision.value
     order = BaseOrder(
@@ -143,7 +144,7 @@ def _order(options: BaseOptions, progress: Progress) -> "tuple[BaseOrder, str]":
     if not order.python_image and (choice := decide_python(order.parent, order.python, profiles)):
         progress.note(f"{choice.what}: {choice.value} - {choice.reason} [{choice.source}]")
         order = replace(order, python_image=choice.value)
-    return order, stack.machine if stack else parse_platform(options.platform)
+    return order, machine
 
 
 def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":

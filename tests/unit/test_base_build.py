@@ -218,6 +218,7 @@ def test_the_time_is_that_of_the_environment(base, monkeypatch):
         (("--parent", "a", "--tag", "A:1"), "--tag A:1"),
         (("--cuda", "9.0", "--python", "3.7"), "give one of 10.0, 10.1, 11.0, 11.2, 11.8"),
         (("--cuda", "10.1"), "where: --cuda 10.1"),
+        (("--cuda", "11.8", "--python", "3.10", "--platform", "linux/arm64"), "not for linux/arm64"),
         (("--cuda", "10.1", "--python", "3.7.2"), "give --python 3.7, or --parent"),
         (("--parent", "a", "--tag", f"a@{DIGEST}"), "where: --tag a@"),
         (("--parent", "a", "--push", "mine"), "where: --push mine"),

@@ -245,7 +245,8 @@ def test_every_gpu_release_of_tensorflow_has_a_source_of_cuda_for_each_python():
             if base.warning:  # of what cannot be pulled, both ways out
                 assert f"envbuild base build --cuda {stack.cuda} --python {python}" in base.reason
                 assert "--parent MIRROR" in base.reason
-                assert f"/python:{python}-slim-" in decide_archive(f"{stack.cuda}", python, "", PROFILES)[1].value
+                parent = decide_archive(f"{stack.cuda}", python, "", PROFILES, wheel.machine)[1].value
+                assert f"/python:{python}-slim-" in parent
     names = [canonicalize_name(Requirement(it).name) for it in wheel.cuda_requirements]
     assert all(any(fnmatchcase(name, pattern) for pattern in PROFILES.nvidia_wheels) for name in names)
 

@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from envbuild.errors import VerifyError
 from envbuild.manifest.hardware import Native
+from envbuild.match.cuda import cudnn_floor, serves
 from envbuild.match.openers import component_of, may_open_cuda
 from envbuild.match.profiles import Profiles
 from envbuild.match.rows import FrameworkWheel
@@ -197,14 +198,12 @@ def _remedy(image: PlannedImage, build: FrameworkBuild, name: str) -> tuple[str,
 def _fit(image: PlannedImage, build: FrameworkBuild, library: Loaded) -> Iterator[LoaderFinding]:
     """The version of a library against the one that the framework was built with."""
     name, version, pin = posixpath.basename(library.path), image.version(library.real), build.wheel.pin
-    if _CUDNN.fullmatch(name):
-        floor, source = _cudnn_floor(build.name, build.wheel, image.profiles)
-        fits = _cudnn_fits(version, floor)
-        needs = f"{pin} takes cuDNN {floor} or a later minor version of it ({source})"
-        if fits is None:
+    if _CUDNN.fullmatch(name) and (floor := cudnn_floor(build.wheel, image.profiles)):
+        needs = f"{pin} takes cuDNN {floor.version} or a later minor version of it ({floor.source})"
+        if "." not in version:
             yield LoaderFinding(kind="note", library=name, says=f"{needs}; the version of this one is unknown")
-        elif not fits:
-            todo = f"install cuDNN {floor} or a later minor version of the same major one"
+        elif not serves(version, floor.version):
+            todo = f"install cuDNN {floor.version} or a later minor version of the same major one"
             yield LoaderFinding(kind="unfit", library=name, says=f"{needs}; this is {version}", todo=todo)
     built = f"{build.wheel.cuda}"
     if stem(name) == "cudart" and version and Version(version).release[:2] < Version(built).release[:2]:
@@ -222,28 +221,6 @@ def _two_sources(image: PlannedImage) -> Iterator[LoaderFinding]:
         says = f"it comes from a wheel ({image.short('/' + wheels[name])}) and from the base (/{base[name]})"
         todo = "give a base without CUDA by --base, or take CUDA from the base by --cuda-source base"
         yield LoaderFinding(kind="twice", library=library, says=says, todo=todo)
-
-
-def _cudnn_floor(framework: str, wheel: FrameworkWheel, profiles: Profiles) -> tuple[str, str]:
-    """The lowest cuDNN that a release accepts and the source of that; the major version alone where no more is known.
-
-    cuDNN of the same major version works when its minor version is that of the build or a later one.
-    """
-    if wheel.cudnn_built:
-        return wheel.cudnn_built, wheel.source
-    row = next((it for it in profiles.cudnn_floors if it.covers(framework, wheel.version)), None)
-    return (row.minimum, row.source) if row else (wheel.cudnn or "", wheel.source)
-
-
-def _cudnn_fits(found: str, floor: str) -> bool | None:
-    """Whether a cuDNN serves a build; None where one of the two versions is not known well enough."""
-    try:
-        own, least = Version(found).release, Version(floor).release
-    except InvalidVersion:
-        return None
-    if own[0] != least[0]:
-        return False
-    return own[1] >= least[1] if len(own) > 1 and len(least) > 1 else None
 
 
 def _compiler_findings(image: PlannedImage, build: FrameworkBuild) -> Iterator[LoaderFinding]:

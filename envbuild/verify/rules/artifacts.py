@@ -56,7 +56,10 @@ _MODULES = {
 """The distributions that bring a module, of those that are met in pickled models."""
 
 
-_BOUND = {"numpy": "NumPy", "scipy": "SciPy", "joblib": "joblib", "cloudpickle": "cloudpickle", "lightgbm": "LightGBM"}
+_BOUND = {
+    "numpy": "NumPy", "scipy": "SciPy", "joblib": "joblib", "cloudpickle": "cloudpickle", "lightgbm": "LightGBM",
+    "pandas": "pandas",
+}  # fmt: skip
 """Libraries of which capture says the lowest release that loads a pickle."""
 
 
@@ -184,12 +187,16 @@ def _judge(name: str, artifact: Artifact, writer: str, there: str) -> _Judgement
 def _judge_range(artifact: Artifact, writer: str, there: str) -> _Judgement | None:
     """Whether a version is in the range that a pipeline of spaCy has in its meta.json."""
     requires = dict(artifact.details).get("requires", "")
-    try:
-        allowed = SpecifierSet(requires.removeprefix("spacy")).contains(there, prereleases=True)
-    except (InvalidSpecifier, InvalidVersion):
-        return None
+    allowed = _allows(requires.removeprefix("spacy"), there)
     older, todo = numbers(there) < numbers(writer), f"install {requires} there, or train it again"
     return None if allowed else _Judgement(_OLDER_SPACY if older else _NEWER_SPACY, todo, None if older else "warning")
+
+
+def _allows(specifiers: str, version: str) -> bool:
+    try:
+        return SpecifierSet(specifiers).contains(version, prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        return True
 
 
 def _lacking(environment: Side, modules: list[str], details: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -212,6 +219,8 @@ def _too_old(environment: Side, details: dict[str, str]) -> Iterator[tuple[str, 
     if details.get("protocol") == "5" and python and python < _PROTOCOL_5:
         todo = "load it with Python 3.8 or later, or save it again with protocol 4"
         yield "pickle protocol 5", f"Python {environment.python}", todo
+    if python and not _allows(needs := details.get("python", ""), ".".join(map(str, python))):
+        yield f"Python {needs}, for its code objects", f"Python {environment.python}", "load it with the run's Python"
     for name, title in _BOUND.items():
         there, lowest = _version(environment, (name,)), details.get(name)
         if there and lowest and numbers(there) < numbers(lowest):
