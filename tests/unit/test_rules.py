@@ -1118,6 +1118,13 @@ def test_the_checks_stand_in_the_order_of_the_catalogue(check, rule: str) -> Non
     assert {finding.rule for pair in pairs for finding in check(*pair)} == {rule}
 
 
+def test_what_keeps_the_model_from_being_loaded_stands_before_everything_else() -> None:
+    found = apply_rules(written(RUN, "keras", "2.15.0", "keras"), serving("2.16.1", keras="3.3.3"))
+    errors = [it.rule for it in found if not it.agrees and it.severity == "error"]
+    assert errors[0] == "artifact-keras"
+    assert {"framework", "package"} & set(errors)
+
+
 def test_what_serves_a_run_gives_no_finding_and_says_what_was_compared() -> None:
     for found in (HOST, IMAGE, LOCK):
         findings = apply_rules(RUN, found)

@@ -29,7 +29,7 @@ _V1_SAVED = (
 )
 _KERAS, _SWITCH = "model of Keras", "TF_USE_LEGACY_KERAS"
 _KERAS_3 = {
-    "hdf5": "Keras 3 loads HDF5 of Keras 2 by compile=False, but no recurrent layer, attention or depthwise convolution.",
+    "hdf5": "Keras 3 loads HDF5 of Keras 2 with compile=False, but no recurrent, attention or depthwise layers.",
     "keras": "Keras 3 loads no functional .keras model of Keras 2, and few sequential ones.",
 }
 """What it loads of Keras 2.15, by format: 3.8 and 3.15 were tried on 50 models of all kinds of layers."""
