@@ -12,6 +12,7 @@ from envbuild.build.assembler import Assembler
 from envbuild.build.builder import Builder
 from envbuild.build.outputs import (
     check_attestations,
+    check_loading,
     check_model_files,
     publish_images,
     signer_for,
@@ -24,7 +25,7 @@ from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
-from envbuild.lock.settings import IndexSettings, read_settings
+from envbuild.lock.settings import IndexSettings
 from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import ensure_repository
@@ -33,6 +34,7 @@ from envbuild.registry.push import PushResult, check_push, check_tag, push_index
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.report import Reporter
 from envbuild.stamp.stamping import check_stampable
+from envbuild.verify.sources import side_of_lock
 
 _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
@@ -48,9 +50,7 @@ def build(request: BuildRequest, plans: Sequence[Plan], report: Reporter, now: d
     if request.attestations.key:
         # A signature covers only layers that were built here.
         request = replace(request, remote_cache=False)
-    settings = read_settings(request.find_links, offline=request.offline)
-    if request.ca_bundle:
-        settings = replace(settings, ca_bundle=str(request.ca_bundle.absolute()))
+    settings = request.index_settings()
     with ExitStack() as resources:
         shared = None
         if request.push and request.remote_cache and request.builder == "assemble":
@@ -88,6 +88,8 @@ def _prepare_builder(
         before, after = ((it.base, it.stack.glibc_minimum, it.stack.python) for it in (plan, found))
         plan, base = found, base if before == after else _resolve_base(request, found, report)
     locked = _lock_wheels(request, plan, base.target, settings, report)
+    there = side_of_lock(locked.lock, "the locked environment", plan.stack.variables)
+    check_loading(request, plan.manifest.model, there, report)
     system = System()
     if request.system_packages:
         system = lock_system(plan.manifest, base, request.cache, report, offline=request.offline)
@@ -209,7 +211,7 @@ def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter) -> Base:
 def _plan_needed(request: BuildRequest, plan: Plan, target: Target, settings: IndexSettings, report: Reporter) -> Plan:
     """Decide again with what the imported distributions require, as verifying, serving and running locally decide."""
     report.step("finding what the imported distributions require")
-    drops = lock_stack(plan.stack, target, plan.manifest, _lock_options(request, settings, report)).lock.drops
+    drops = lock_stack(plan.stack, target, plan.manifest, lock_options(request, settings, report)).lock.drops
     order = replace(request, drop=drops, imported_only=False, platforms=(plan.stack.machine,))
     [found] = make_plans(order, plan.manifest)
     known = {*plan.stack.decisions, *plan.stack.changes}
@@ -222,7 +224,8 @@ def _plan_needed(request: BuildRequest, plan: Plan, target: Target, settings: In
     return found
 
 
-def _lock_options(request: BuildRequest, settings: IndexSettings, report: Reporter) -> Options:
+def lock_options(request: BuildRequest, settings: IndexSettings, report: Reporter) -> Options:
+    """How wheels are locked."""
     return Options(
         cache=request.cache,
         resolver=request.resolver,
@@ -237,7 +240,7 @@ def _lock_wheels(
 ) -> LockResult:
     stack = plan.stack
     report.step(f"locking {counted(len(stack.requirements), 'distribution')} with {request.resolver}")
-    locked = lock_stack(stack, target, plan.manifest, _lock_options(request, settings, report))
+    locked = lock_stack(stack, target, plan.manifest, lock_options(request, settings, report))
     for warning in locked.warnings:
         report.warn(warning)
     size = sum(wheel.size for wheel in locked.lock.wheels)

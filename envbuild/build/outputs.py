@@ -13,7 +13,7 @@ from envbuild.build.context import Context, write_context
 from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildResult, PlatformImage
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
-from envbuild.manifest.model import TrainingManifest
+from envbuild.manifest.model import Model, TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
@@ -26,11 +26,13 @@ from envbuild.stamp.stamping import StampResult, stamp
 
 if TYPE_CHECKING:
     from envbuild.engine.load import Loaded
+    from envbuild.verify.sources import Side
 
 _TODO = (
     "give the model that this run saved, or the manifest of the run that saved this one; --stamp-anyway stamps it all "
     "the same, and the record says so"
 )
+_LOADABLE = "do what the findings say; --stamp-anyway, and for serve --gate off too, goes on all the same"
 
 
 def write_outputs(
@@ -211,6 +213,27 @@ def check_model_files(
     if report:
         report.warn(f"stamping {uri} although {what}")
     return replace(content, forced=problem)
+
+
+def check_loading(request: BuildRequest, model: Model | None, environment: "Side", report: Reporter) -> None:
+    """Warn of all that may keep an environment from loading the model; VerifyError for errors if they are refused.
+
+    The files themselves are read if they are to be stamped and the manifest does not say what wrote them.
+    """
+    from envbuild.verify.reports import judge, report_finding  # noqa: PLC0415 - a build without a model needs no rules
+    from envbuild.verify.rules import loading_faults  # noqa: PLC0415
+    from envbuild.verify.sources.model import files_now  # noqa: PLC0415
+
+    if request.stamp and (model is None or model.format is None):
+        model = files_now(request.stamp)
+    faults = loading_faults(model, environment) if model else ()
+    if model and request.refuse_unloadable:
+        judge(
+            faults, f"{environment.name} may not load the model, or predict other numbers", model.uri, report, _LOADABLE
+        )
+    else:
+        for it in faults:
+            report_finding(it, report)
 
 
 def signer_for(request: BuildRequest, trusted: Sequence[str] = ()) -> Signer | None:

@@ -17,6 +17,7 @@ from envbuild.lock.faults import origin_fault, version_faults
 from envbuild.lock.identity import Proof
 from envbuild.lock.index import check_bundle
 from envbuild.lock.model import Lock
+from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.packages import name_of
 from envbuild.match.match import match
@@ -62,6 +63,8 @@ class BuildRequest:
     cache: Path
     stamp_anyway: bool = False
     """Whether a model whose files are not those that the manifest lists is stamped all the same."""
+    refuse_unloadable: bool = False
+    """Whether a model that the environment cannot load ends the build, before anything is pushed or stamped."""
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     import_check: ImportCheck = "auto"
@@ -109,6 +112,11 @@ class BuildRequest:
     """The lowest number of a signed record that is accepted and continued."""
     trusted_keys: tuple[str, ...] = ()
     """Public keys whose signed stamp records are continued, besides those of the signing key."""
+
+    def index_settings(self) -> IndexSettings:
+        """How indexes are asked for wheels."""
+        settings = read_settings(self.find_links, offline=self.offline)
+        return replace(settings, ca_bundle=str(self.ca_bundle.absolute())) if self.ca_bundle else settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,23 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
             manifest = capture_elsewhere(arguments, out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
-    return manifest_text(manifest) if out is None else f"{out}\n"
+    text = manifest_text(manifest)
+    if manifest.get("model"):
+        _warn_unloadable(text)
+    return text if out is None else f"{out}\n"
+
+
+def _warn_unloadable(manifest: str) -> None:
+    """Warn of all that may keep the captured environment from loading its model."""
+    from envbuild.manifest.reader import read_manifest
+    from envbuild.verify.reports import report_finding
+    from envbuild.verify.rules import loading_faults
+    from envbuild.verify.sources import side_of_manifest
+
+    run = read_manifest(manifest.encode(), "envbuild capture")
+    with Progress() as report:
+        for it in loading_faults(run.model, side_of_manifest(run, "the environment")) if run.model else ():
+            report_finding(it, report)
 
 
 def _end() -> None:

@@ -88,7 +88,9 @@ def _build(
 ) -> None:
     """Plan and build; print the result, or just the plan."""
     from envbuild.build.build import build
+    from envbuild.build.outputs import check_loading
     from envbuild.build.request import check_request, make_plans
+    from envbuild.verify.sources import side_of_stack
 
     check_request(request)
     started = time.monotonic()
@@ -98,6 +100,9 @@ def _build(
         for line in plan.not_on_index:
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)
+        if dry_run:
+            there = side_of_stack(plan.stack, "the environment")
+            check_loading(replace(request, refuse_unloadable=False), manifest.model, there, progress)
     if dry_run and request.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 

@@ -116,7 +116,7 @@ class ImageOptions:
     archive: Path | None = option(WHERE, "Write the image to this file, for docker load or podman load.", "FILE")
     load: str | None = option(WHERE, "Load the image into the local engine under this name.", "NAME")
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
-    stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files than the manifest's; recorded.")
+    stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files, recorded, or that may not load.")
     sign: str | None = option(WHERE, "Sign with this private key: PEM, env://VARIABLE, gcpkms://... or keyless.", "KEY")
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
@@ -241,6 +241,7 @@ class BuildOptions:
             create_repository=image.create_repository,
             stamp=image.stamp,
             stamp_anyway=image.stamp_anyway,
+            refuse_unloadable=image.stamp is not None and not image.stamp_anyway,
             minimum_record=image.minimum_record or 0,
             cache=cache_folder(),
             require_identical=locks.require_identical,

@@ -120,8 +120,9 @@ def _order(target: str, serving: ServeOptions, options: BuildOptions, progress: 
     request = options.build_request(name, data)
     image = options.image
     stamp = None if serving.no_stamp else model or image.stamp
+    refuse = serving.gate != "off" and not image.stamp_anyway
     return ServeOrder(
-        build_request=replace(request, stamp=stamp, bytecode=image.bytecode is not False),
+        build_request=replace(request, stamp=stamp, bytecode=image.bytecode is not False, refuse_unloadable=refuse),
         model=model,
         extras=tuple(serving.extra or ()),
         server=serving.server,

@@ -207,9 +207,9 @@ def _lock_findings(
     locked, settings = read_lock(lock), read_settings()
     run = None
     if options.manifest is not None:
-        record, data, _ = import_record(options.manifest, progress)
+        manifest = import_record(options.manifest, progress)[2]
         overrides = pairs_of(options.set_ or ())
-        run = Run(manifest=data, name=record, cuda_source=options.cuda_source, overrides=overrides)
+        run = Run(manifest=manifest, cuda_source=options.cuda_source, overrides=overrides)
     name = kind_of(image)[1]
     progress.step(f"verifying {one_line(name)}")
     found = _image(name, locked.target.machine)

@@ -1,15 +1,15 @@
 """From a training image to the image that serves: lock, assemble, prove, run the gate, push and stamp."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envbuild.build.build import prepare_destinations
+from envbuild.build.build import lock_options, prepare_destinations
 from envbuild.build.extend import assemble_extension, compiling_for
-from envbuild.build.outputs import check_model_files, signer_for
+from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
 from envbuild.errors import RegistryError, UsageError, VerifyError
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
@@ -35,7 +35,9 @@ from envbuild.serve.publish import place, publish_served, stamp_served
 from envbuild.serve.slim import find_slimmed, proof_of, slim_parent
 from envbuild.stamp.stamping import check_stampable
 from envbuild.verify.findings import Finding
+from envbuild.verify.reports import judge
 from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sources import side_of_lock
 
 OWN_RUNTIME = frozenset({"tf-serving", "triton"})
 """Servers that bring their own libraries: nothing is built for them, and only compatibility is checked."""
@@ -85,7 +87,7 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
     report.step(f"comparing the model with {order.server}")
     found = check_compatible(order, origin, report)
     what = "this server may not compute what the model was trained to"
-    _judge(found.findings, what, str(found.reference), report)
+    judge(found.findings, what, str(found.reference), report)
     return ServeResult(
         origin=origin,
         image=pull(found.reference, machine=origin.parent.lock.target.machine),
@@ -102,7 +104,9 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     check_gate(order, origin.platform)
     server, push_to = server_parts(order, origin), order.build_request.push
-    above = _above(order, server, origin.parent.lock, report)
+    options = lock_options(order.build_request, order.build_request.index_settings(), report)
+    above = _above(order, server, origin.parent.lock, options)
+    _check_model(order, origin, above, report)
     with ExitStack() as until:
         shared = None
         if push_to and order.build_request.remote_cache:
@@ -133,7 +137,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 plan = _plan(order, server, parent, above, contents, report)
         if image is None:
             report.step("assembling the serving image")
-            cache, options = LayerCache(order.build_request.cache, shared, report.note), _options(order, report)
+            cache = LayerCache(order.build_request.cache, shared, report.note)
             made = assemble_extension(
                 parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
             )
@@ -171,13 +175,12 @@ class _Plan:
     recipe: Digest
 
 
-def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> Lock:
+def _above(order: ServeOrder, server: Server, below: Lock, options: Options) -> Lock:
     """Lock what the server and the application need; no pin of the environment changes."""
-    requirements = (*server.requirements, *order.extras)
+    requirements, report = (*server.requirements, *order.extras), options.reporter
     if not requirements:
         return Lock(target=below.target, wheels=())
     report.step(f"adding {', '.join(requirements)} above the environment")
-    options = _options(order, report)
     above = lock_above(requirements, below, options)
     for line in find_unused(order.extras, below, above, options):
         report.warn(line)
@@ -187,14 +190,12 @@ def _above(order: ServeOrder, server: Server, below: Lock, report: Reporter) -> 
     return above
 
 
-def _options(order: ServeOrder, report: Reporter) -> Options:
-    return Options(
-        cache=order.build_request.cache,
-        resolver=order.build_request.resolver,
-        settings=order.index_settings(),
-        build_from_source=order.build_request.build_from_source,
-        reporter=report,
-    )
+def _check_model(order: ServeOrder, origin: Origin, above: Lock, report: Reporter) -> None:
+    """Check that the environment loads the model, with what is added to it; VerifyError."""
+    below = origin.parent.lock
+    there = side_of_lock(replace(below, wheels=(*below.wheels, *above.wheels)), "the serving image")
+    model = (origin.stamped and origin.stamped.model) or origin.manifest.model
+    check_loading(order.build_request, model, there, report)
 
 
 def _plan(
@@ -254,7 +255,7 @@ def _check_image(
     report.step("proving that serving has training's environment")
     train, what = origin.parent.image, "the serving image would not have training's environment"
     proof = prove_sharing(train, image, report.progress)
-    _judge(proof, what, str(origin.parent.digest), report)
+    judge(proof, what, str(origin.parent.digest), report)
     named = str(origin.reference or origin.parent.digest)
     found = (
         *(it.with_targets(named, "the serving image") for it in proof),
@@ -263,21 +264,8 @@ def _check_image(
     if slim is None:
         return found
     proved = proof_of(slim, found, order.gate)
-    _judge((proved,), "the image may be slim in a way that changes predictions", "--slim", report)
+    judge((proved,), "the image may be slim in a way that changes predictions", "--slim", report)
     return *found, proved
-
-
-def _judge(findings: Sequence[Finding], what: str, where: str, report: Reporter) -> None:
-    """Report findings; VerifyError with all that are errors."""
-    for it in findings:
-        if it.agrees or it.severity == "note":
-            report.note(str(it))
-        else:
-            report.warn(f"{it.about}: {it.says}")
-    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
-    if wrong:
-        says = "\n  - ".join((f"{what}:", *(f"{it.about}: {it.says}" for it in wrong)))
-        raise VerifyError(says, where=where, todo=wrong[0].todo)
 
 
 def check_serving(order: ServeOrder) -> None:

@@ -14,7 +14,7 @@ import docker
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.errors import MissingComponentError, StampError, VerifyError
+from envbuild.errors import MissingComponentError, StampError
 from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
@@ -29,7 +29,7 @@ from envbuild.verify.golden.check import (
     unfit,
 )
 from envbuild.verify.golden.runners import InImage
-from envbuild.verify.reports import lines
+from envbuild.verify.reports import judge
 
 REQUEST = "request.json"
 """Where the sample lies in the container's volume."""
@@ -149,15 +149,8 @@ def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[F
             it if it.agrees or it.id not in ("golden", PREDICTED) else replace(it, why=f"{it.why}; {blind}")
             for it in found
         ]
-    wrong = [it for it in found if not it.agrees and it.severity == "error"]
-    for it in found:
-        if it not in wrong:
-            tell = report.note if it.agrees or it.severity == "note" else report.warn
-            tell("\n".join(lines([it])).removeprefix("warning").lstrip())
-    if wrong:
-        count = f"{len(wrong)} of {len(found)} findings {'differs' if len(wrong) == 1 else 'differ'}"
-        what = "\n".join((f"the image does not serve as it should, and is not pushed: {count}", *lines(wrong)))
-        raise VerifyError(what, where="gate", todo="repair what the findings name, and build again")
+    what, todo = "the image does not serve as it should, and is not pushed", "repair what they name, and build again"
+    judge(found, what, "gate", report, todo)
     return tuple(found)
 
 

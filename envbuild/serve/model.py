@@ -1,14 +1,13 @@
 """The order for a serving image, the training image below it, and the result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.build.request import BuildRequest
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock
-from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -80,12 +79,6 @@ class ServeOrder:
     """Whether the container is tried before it is pushed: where there is an engine, always, or never."""
     signed: tuple[str, ...] = ()
     """Public keys, one of which must have signed the model's stamp; by default the parent key, else the signing one."""
-
-    def index_settings(self) -> IndexSettings:
-        """How indexes are asked for wheels."""
-        settings = read_settings(self.build_request.find_links, offline=self.build_request.offline)
-        authorities = self.build_request.ca_bundle
-        return replace(settings, ca_bundle=str(authorities.absolute())) if authorities else settings
 
     @property
     def training_keys(self) -> tuple[str, ...]:

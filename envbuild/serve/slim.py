@@ -56,7 +56,7 @@ def find_slimmed(
     report.step("looking for what only training uses")
     kept = [*order.extras, *server.requirements, *(it.name for it in above.wheels)]
     modules = imports_of(code) | commanded((*order.cmd, *server.cmd))
-    with open_session((), lock.target, order.index_settings(), options.cache) as session:
+    with open_session((), lock.target, options.index_settings(), options.cache) as session:
         declared = read_declared(session.reader, (*lock.wheels, *above.wheels), "--slim", _WITHOUT, report)
         most = slimmed(lock, origin.manifest, kept, declared, training_only())
         candidates = [it for it in lock.wheels if it.name in most.lock.slim] if modules else []
@@ -104,7 +104,8 @@ def slim_parent(
     cache = LayerCache(order.build_request.cache, shared, report.note)
     theirs = {it.descriptor.digest: it for it in layers}
 
-    with Downloads(order.build_request.cache, reporter=report, settings=order.index_settings()) as downloads:
+    request = order.build_request
+    with Downloads(request.cache, reporter=report, settings=request.index_settings()) as downloads:
         downloads.start(wheels_to_read(recipe, cache))
         made = assemble(recipe, base, downloads, cache, AssemblyOptions(reporter=report)).image
         for layer in made.layers:

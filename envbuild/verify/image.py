@@ -25,7 +25,7 @@ from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, n
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
-from envbuild.manifest.reader import read_manifest
+from envbuild.manifest.model import TrainingManifest
 from envbuild.match.match import match
 from envbuild.match.openers import may_open_cuda
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
@@ -48,9 +48,7 @@ _CHUNK = 1 << 20
 class Run:
     """A training run's manifest, and the options that its image was built with."""
 
-    manifest: bytes
-    name: str
-    """Where the manifest came from, for messages."""
+    manifest: TrainingManifest
     cuda_source: CudaChoice = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,7 +123,7 @@ def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Report
         if inquiry.run and stack and profiles and proving:
             report.step("looking for CUDA's libraries as the loader does")
             paths = {wheel.sha256: downloads.path(wheel) for wheel in recipe.wheels}
-            native = read_manifest(inquiry.run.manifest, inquiry.run.name).native
+            native = inquiry.run.manifest.native
             proof = prove_loading(stack, recipe, subject.base, paths, profiles, folder / "loading", native)
             yield from _loader_findings(proof, report)
 
@@ -259,7 +257,7 @@ def _changed_keys(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterat
 
 def match_run(run: Run, recipe: Recipe, drop: Collection[str] = ()) -> tuple[Stack, Profiles]:
     """Decide again what building decided, for the image's own variant and machine; ManifestError, MatchError."""
-    manifest = read_manifest(run.manifest, run.name)
+    manifest = run.manifest
     profiles = load_profiles(data_folder("profiles"), FRAMEWORKS if run.overrides else frameworks_of(manifest))
     label, machine = dict(recipe.labels).get(_VARIANT), recipe.target.machine
     variant = cast("VariantChoice", label if label in ("gpu", "cpu") else "auto")

@@ -20,9 +20,10 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from msgspec import Meta, Struct, ValidationError, convert
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, VerifyError, counted
 from envbuild.oci.digest import Digest
 from envbuild.oci.reference import Reference
+from envbuild.report import Reporter
 from envbuild.verify.findings import SEVERITIES, Finding, Severity
 
 Choice = Literal["error", "warning", "note", "ignore"]
@@ -280,6 +281,26 @@ def sound(value: Any) -> Any:
             return [sound(it) for it in value]
         case _:
             return value
+
+
+def report_finding(finding: Finding, report: Reporter) -> None:
+    """Report a finding with its reason and remedy; as a note where it agrees or is good to know."""
+    text = "\n".join(lines([finding]))
+    if finding.agrees or finding.severity == "note":
+        report.note(text)
+    else:
+        report.warn(text.removeprefix(finding.severity).lstrip())
+
+
+def judge(findings: Sequence[Finding], what: str, where: str, report: Reporter, todo: str = "") -> None:
+    """Report findings; VerifyError with all that are errors, by default with the remedy of the first."""
+    wrong = [it for it in findings if not it.agrees and it.severity == "error"]
+    for it in findings:
+        if it not in wrong:
+            report_finding(it, report)
+    if wrong:
+        count = f"{len(wrong)} of {counted(len(findings), 'finding')} {'differs' if len(wrong) == 1 else 'differ'}"
+        raise VerifyError("\n".join((f"{what}: {count}", *lines(wrong))), where=where, todo=todo or wrong[0].todo)
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:

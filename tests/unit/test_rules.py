@@ -967,9 +967,17 @@ PLANTED = (
         about="model of Keras",
         wanted=written(RUN, "keras", "2.8.0", "hdf5"),
         found=serving("2.16.1", keras="3.3.3"),
-        severity="error",
-        says=("Keras 2.8.0", "Keras 3.3.3", "tf-keras~=2.16.0", "TF_USE_LEGACY_KERAS=1"),
+        severity="warning",
+        says=("Keras 2.8.0", "Keras 3.3.3", "golden sample", "tf-keras~=2.16.0", "TF_USE_LEGACY_KERAS=1"),
         near_pairs=((written(RUN, "keras", "2.8.0", "hdf5"), IMAGE),),
+    ),
+    Planted(
+        rule="artifact-keras",
+        about="model of Keras",
+        wanted=written(RUN, "keras", "2.15.0", "keras"),
+        found=serving("2.16.1", keras="3.3.3"),
+        severity="error",
+        says=("functional", "tf-keras~=2.16.0"),
     ),
     Planted(
         rule="artifact-keras",
@@ -1115,6 +1123,13 @@ def test_every_rule_is_planted_and_every_severity_is_said_in_the_catalogue() -> 
 def test_the_checks_stand_in_the_order_of_the_catalogue(check, rule: str) -> None:
     pairs = [(it.wanted, it.found) for it in PLANTED]
     assert {finding.rule for pair in pairs for finding in check(*pair)} == {rule}
+
+
+def test_what_keeps_the_model_from_being_loaded_stands_before_everything_else() -> None:
+    found = apply_rules(written(RUN, "keras", "2.15.0", "keras"), serving("2.16.1", keras="3.3.3"))
+    errors = [it.rule for it in found if not it.agrees and it.severity == "error"]
+    assert errors[0] == "artifact-keras"
+    assert {"framework", "package"} & set(errors)
 
 
 def test_what_serves_a_run_gives_no_finding_and_says_what_was_compared() -> None:

@@ -248,6 +248,8 @@ class Trained(Site):
         super().__init__(folder, index)
         shutil.rmtree(folder / "model")
         shutil.copytree(MODELS / "saved_model", folder / "model")
+        graph = folder / "model/saved_model.pb"
+        graph.write_bytes(graph.read_bytes().replace(b"2.21.0", b"2.15.1"))  # what the run has
         facts = {key: value for key, value in model_facts(str(folder / "model")).items() if value is not None}
         self.manifest.write_text(json.dumps(manifest_of(model=facts)))
 

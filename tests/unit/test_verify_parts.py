@@ -40,7 +40,16 @@ from tests.unit.test_verify import EVIL, with_layer
 
 GPU = {"kind": "nvidia", "gpus": [{"name": "Tesla T4", "memory_bytes": 16 << 30, "compute_capability": "7.5"}]}
 RUN_SITE = "/env/lib/python3.11/site-packages"
-RUN = Run(manifest=json.dumps(manifest_of(("tensorflow", "2.15.1"), accelerator=GPU)).encode(), name="manifest.json")
+
+
+def run_of(libraries=None):
+    """A run that had these libraries loaded; None where nobody looked."""
+    native = {} if libraries is None else {"native": {"process": "run", "libraries": libraries}}
+    values = manifest_of(("tensorflow", "2.15.1"), accelerator=GPU) | native
+    return Run(manifest=read_manifest(json.dumps(values).encode(), "manifest.json"))
+
+
+RUN = run_of()
 TARGET = Target(python="3.11.2", machine=MACHINE, glibc="2.36")
 
 
@@ -116,8 +125,7 @@ def test_another_opener_of_cuda_is_a_warning_unless_the_run_had_it_loaded(loaded
     made = whole()
     found = gpu_image(tmp_path, replace(made, wheels=[*made.wheels, opener]))
     libraries = [{"name": it, "path": f"{RUN_SITE}/opener/{it}", "owner": {"kind": "none"}} for it in loaded]
-    manifest = json.loads(RUN.manifest) | {"native": {"process": "run", "libraries": libraries}}
-    _, wrong = verified(tmp_path, *found, run=replace(RUN, manifest=json.dumps(manifest).encode()))
+    _, wrong = verified(tmp_path, *found, run=run_of(libraries))
     assert {it.severity for it in wrong} == {severity}
     assert wrong[-1].says.startswith("opener 1.0: opener/provider.so needs libcudart.so.13")
     assert "install nvidia-cuda-runtime beside opener" in wrong[-1].says
@@ -137,8 +145,7 @@ def test_a_remembered_proof_hides_no_fault_of_a_later_run(tmp_path):
 
     def prove(*loaded: str) -> Told:
         libraries = [{"name": it, "path": f"{RUN_SITE}/opener/{it}", "owner": {"kind": "none"}} for it in loaded]
-        data = json.dumps(json.loads(RUN.manifest) | {"native": {"process": "run", "libraries": libraries}}).encode()
-        plan = Plan(manifest=read_manifest(data, "x"), profiles=profiles, stack=stack, base="")
+        plan = Plan(manifest=run_of(libraries).manifest, profiles=profiles, stack=stack, base="")
         request, told = SimpleNamespace(cache=tmp_path / "cache"), Told()
         parts: Any = {"request": request, "locked": None, "shared": None, "push_to": None, "resources": ExitStack()}
         builder = Assembler(plan=plan, recipe=make_recipe(stack, lock, base), base=base, report=told, **parts)

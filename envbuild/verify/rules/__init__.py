@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from envbuild.manifest.model import Model
 from envbuild.verify.findings import SEVERITIES, Finding
 from envbuild.verify.rules import artifacts, contract, hardware, model, packages
 from envbuild.verify.sources import Side
@@ -17,7 +18,7 @@ ARTIFACT: tuple[Check, ...] = (
     artifacts.artifact_pickle,
     model.artifact_format,
 )
-"""Those that compare a model with an environment; one run has both."""
+"""Those that compare a model with an environment; one run has both. Where it cannot be loaded nothing else matters."""
 RULES: tuple[Check, ...] = (
     hardware.python,
     hardware.implementation,
@@ -50,7 +51,17 @@ RULES: tuple[Check, ...] = (
 
 
 def apply_rules(wanted: Side, found: Side, rules: tuple[Check, ...] = RULES) -> tuple[Finding, ...]:
-    """All findings of the rules; within a rule the gravest first, and what agrees last."""
-    gravity = {severity: rank for rank, severity in enumerate(SEVERITIES)}
-    groups = (sorted(check(wanted, found), key=lambda it: (it.agrees, gravity[it.severity])) for check in rules)
+    """All findings of the rules, first those on a model's files; within a rule the gravest first, what agrees last."""
+    ordered = sorted(rules, key=lambda check: check not in ARTIFACT)
+    groups = (sorted(check(wanted, found), key=_gravity) for check in ordered)
     return tuple(it.with_targets(wanted.name, found.name) for group in groups for it in group)
+
+
+def loading_faults(model: Model, environment: Side) -> tuple[Finding, ...]:
+    """What may keep a model from being loaded in an environment, or change its predictions; the gravest first."""
+    side = Side(name=model.uri, kind="model", model=model)
+    return tuple(sorted((it for check in ARTIFACT for it in check(side, environment) if not it.agrees), key=_gravity))
+
+
+def _gravity(finding: Finding) -> tuple[bool, int]:
+    return finding.agrees, SEVERITIES.index(finding.severity)

@@ -14,9 +14,10 @@ from envbuild.capture.variables import VARIABLES
 from envbuild.lock.model import Lock
 from envbuild.manifest.hardware import Accelerator, Cpu
 from envbuild.manifest.model import Contract, Data, Framework, Model, Numerics, TrainingManifest
-from envbuild.manifest.packages import Distribution
+from envbuild.manifest.packages import Distribution, is_pep440, name_of
 from envbuild.manifest.reader import known_accelerator
 from envbuild.match.run import CUDA_WHEEL, JAX_PLUGIN, label_cuda
+from envbuild.match.stack import Stack
 
 Kind = Literal["model", "image", "manifest", "lock", "context", "host"]
 _FAMILIES = (("tensorflow", TENSORFLOW), ("torch", re.compile("torch")), ("jax", re.compile("jax")))
@@ -25,6 +26,7 @@ _CUDA = re.compile(r"nvidia-cuda-runtime(?:-cu\d+)?")
 _CUDNN = re.compile(r"nvidia-cudnn(?:-cu\d+)?")
 _FOR_CPU = re.compile(r"tensorflow-cpu(?:-aws)?|intel-tensorflow|tf-nightly-cpu")
 _FOR_GPU = re.compile(r"tensorflow-gpu|tf-nightly-gpu")
+_PIN = re.compile(r"[\w.\[\],-]+ *===? *([^ ;,]+)")
 _THREE = re.compile(r"\d+\.\d+\.\d+")
 
 
@@ -257,6 +259,21 @@ def _part(manifest: TrainingManifest, part: str, of_wheels: str | None) -> str |
     packages = manifest.conda.packages if manifest.conda else ()
     conda = (leading_numbers(it.version) for it in packages if component_of(it.name) == part)
     return of_wheels or next(filter(None, conda), None)
+
+
+def side_of_stack(stack: Stack, name: str) -> Side:
+    """What an environment of this stack will be, as far as that is known before it is locked."""
+    pins = ((name_of(it), _PIN.match(it)) for it in stack.requirements)
+    versions = {name: pin[1] if pin and is_pep440(pin[1]) else None for name, pin in pins}
+    return Side(
+        name=name,
+        kind="lock",
+        python=stack.python,
+        packages={it: Package(name=it, version=version) for it, version in versions.items()},
+        complete=stack.gaps is None and not stack.not_imported,
+        frameworks=frameworks_of(versions).frameworks,
+        variables=dict(stack.variables),
+    )
 
 
 def side_of_lock(lock: Lock, name: str, variables: Iterable[tuple[str, str]] = ()) -> Side:

@@ -212,6 +212,20 @@ def keras():
     return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
 
 
+def keras_functional():
+    import keras
+
+    values = keras.layers.Input((3,))
+    return keras.Model(values, keras.layers.Dense(1)(values))
+
+
+def keras_recurrent():
+    import keras
+
+    layers = [keras.layers.Input((3,)), keras.layers.Reshape((3, 1)), keras.layers.LSTM(2), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
 def safetensors():
     import numpy
 

@@ -1,0 +1,97 @@
+"""A model that its environment may not load: capture and from-manifest warn, and neither stamp nor server is made."""
+
+import json
+import shutil
+
+import pytest
+
+from envbuild.capture.files import present
+from envbuild.capture.model import model_facts
+from envbuild.stamp.history import read_stamp
+from tests.fakes.index import serving
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.wheels import make_wheel
+from tests.tools.pairs import PAIRS
+from tests.unit.test_cli_bases import Site
+from tests.unit.test_from_manifest import manifest_of
+
+MODEL = PAIRS / "scikit-learn-1.4.0-pickle-under-1.4.2/model.pkl"
+"""A real one; scikit-learn promises nothing about it to another minor version."""
+NUMPY = make_wheel("numpy", "1.26.4")
+OLDER, FITTING = (make_wheel("scikit_learn", version) for version in ("1.3.2", "1.4.2"))
+WEB = make_wheel("web", "1.0")
+SAYS = "model of scikit-learn: 1.4.0 wrote it, and 1.3.2 is to load it [artifact-library]"
+REMEDY = "serve it with scikit-learn 1.4"
+
+
+class Runs(Site):
+    """A model, and runs that had scikit-learn in one version or the other."""
+
+    def record(self, version: str, *, model: bool = True) -> str:
+        if not model:
+            (self.folder / "requirements.txt").write_text(f"scikit-learn=={version}\nnumpy==1.26.4\n")
+            return "requirements.txt"
+        found = manifest_of(("scikit-learn", version), ("numpy", "1.26.4"), model=present(model_facts("model")))
+        del found["framework"]
+        (self.folder / "run.json").write_text(json.dumps(found))
+        return "run.json"
+
+    def build(self, record: str, *options: str):
+        facts = () if record.endswith(".json") else ("--python", "3.11.2", "--ran-on", "linux/amd64")
+        base = ("--base", f"{self.host}/up/base:1", "--out", "out")
+        return self("from-manifest", record, *facts, *base, "--push", f"{self.host}/env:v1", *options)
+
+    @property
+    def pushed(self) -> bool:
+        return "env" in self.registry.repositories
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    shutil.copy(MODEL, tmp_path / "model")
+    with serving(NUMPY, OLDER, FITTING, WEB) as index, FakeRegistry() as registry:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        yield Runs(tmp_path, registry, capsys)
+
+
+@pytest.mark.parametrize("model", [True, False], ids=["recorded", "only at the place to stamp"])
+def test_a_model_that_the_lock_may_not_load_is_neither_pushed_nor_stamped(site, model):
+    done = site.build(site.record("1.3.2", model=model), "--stamp", "model")
+    assert (done.returncode, done.stdout, site.pushed) == (16, "", False), done.stderr
+    assert SAYS in done.stderr
+    assert REMEDY in done.stderr
+    assert read_stamp("model") is None
+    done = site.build(site.record("1.4.2", model=model), "--stamp", "model")
+    assert (done.returncode, "artifact-" in done.stderr) == (0, False), done.stderr
+
+
+def test_it_is_stamped_by_hand_with_a_warning_and_served_only_without_the_gate(site):
+    done = site.build(site.record("1.3.2"), "--stamp", "model", "--stamp-anyway")
+    assert (done.returncode, site.pushed) == (0, True), done.stderr
+    assert f"warning: {SAYS}" in done.stderr
+    stamped = read_stamp("model")
+    serve = ("serve", "model", "--extra", "web", "--cmd", "web", "--no-bytecode", "--push", f"{site.host}/serving:v1")
+    done = site(*serve)
+    assert (done.returncode, "serving" in site.registry.repositories) == (16, False), done.stderr
+    assert SAYS in done.stderr
+    assert "--gate off" in done.stderr
+    assert read_stamp("model") == stamped
+    done = site(*serve, "--gate", "off")
+    assert (done.returncode, f"warning: {SAYS}" in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--stamp", "model")])
+def test_it_is_a_warning_where_nothing_is_stamped(site, options):
+    done = site.build(site.record("1.3.2"), *options)
+    assert (done.returncode, f"warning: {SAYS}" in done.stderr, REMEDY in done.stderr) == (0, True, True), done.stderr
+    assert read_stamp("model") is None
+
+
+def test_capture_warns_of_a_model_that_its_own_environment_cannot_load(site):
+    done = site("capture", "--model", "model", "--out", "captured.json")
+    assert (done.returncode, done.stdout) == (0, "captured.json\n"), done.stderr
+    assert "warning: model of scikit-learn: scikit-learn 1.4.0 wrote it, and none is there" in done.stderr
+    assert "install scikit-learn==1.4.0 there" in done.stderr
