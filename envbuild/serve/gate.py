@@ -14,7 +14,7 @@ import docker
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.errors import MissingComponentError, StampError, VerifyError
+from envbuild.errors import MissingComponentError, StampError, VerifyError, counted
 from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
@@ -76,7 +76,7 @@ _ADVICE = {
     ),
 }
 """Why each matters, and what to do."""
-_INSTEAD = "--gate auto pushes the image without having started it"
+_INSTEAD = "--gate auto makes the image without starting it"
 _UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
@@ -155,8 +155,8 @@ def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[F
             tell = report.note if it.agrees or it.severity == "note" else report.warn
             tell("\n".join(lines([it])).removeprefix("warning").lstrip())
     if wrong:
-        count = f"{len(wrong)} of {len(found)} findings {'differs' if len(wrong) == 1 else 'differ'}"
-        what = "\n".join((f"the image does not serve as it should, and is not pushed: {count}", *lines(wrong)))
+        head = "the image does not serve as it should, and is neither pushed nor written"
+        what = "\n".join((f"{head}: {len(wrong)} of {counted(len(found), 'check')} failed", *lines(wrong)))
         raise VerifyError(what, where="gate", todo="repair what the findings name, and build again")
     return tuple(found)
 

@@ -62,8 +62,8 @@ def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
         try:
             client = stack.enter_context(connected(_INSTEAD))
         except MissingComponentError as error:
-            runner, why = stack.enter_context(in_bubblewrap(image, _IMAGE, machine))
-            yield Place(name="bubblewrap" if runner else "", runner=runner, why=f"{error.what}, and {why}")
+            sandbox, why = stack.enter_context(in_bubblewrap(image, _IMAGE, machine))
+            yield Place(name="bubblewrap" if sandbox else "", runner=sandbox, why=f"{error.what}, and {why}")
             return
         version, wanted = client.version(), platform_name(image)
         engine = f"{version['Os']}/{version['Arch']}"
