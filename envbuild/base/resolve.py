@@ -302,7 +302,8 @@ def layout_image(text: str, machine: str) -> Image:
         return read_layout(Path(plain), machine=machine, reference=name if plain == folder else None)
     if _is_layout(plain) and not blob_path(Path(plain), digest).is_file():
         todo = f"leave out @{digest}, or give the folder that has this image"
-        raise UsageError("no image in this folder has this digest", where=text, todo=todo)
+        here = read_layout(Path(plain), machine=machine).digest
+        raise UsageError(f"the image in this folder has another digest, {here}", where=text, todo=todo)
     return read_layout(Path(plain), machine=machine, digest=digest)
 
 
