@@ -17,8 +17,8 @@ from envbuild.errors import BaseError, RegistryError, UsageError
 from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.oci.layout import ARCHITECTURES, read_layout
-from envbuild.oci.reference import Reference, exists, refuse_login
+from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout
+from envbuild.oci.reference import Reference, exists, refuse_login, split_digest
 from envbuild.oci.rootfs import Tree, read_tree, resolve
 from envbuild.recipe import PREFIX, Base
 from envbuild.report import Reporter
@@ -206,7 +206,7 @@ def known_facts(cache: Path) -> KnownFacts:
 
 def registry_reference(text: str) -> Reference | None:
     """Return the reference of a base in a registry; None for `debian:SUITE` and OCI layouts; UsageError otherwise."""
-    if text.startswith(("debian:", "oci:")) or _is_layout(text):
+    if text.startswith(("debian:", "oci:")) or _is_layout(split_digest(text)[0]):
         return None
     refuse_login(text, "--base")
     if exists(text):
@@ -290,12 +290,21 @@ def _is_layout(text: str) -> bool:
 
 
 def layout_image(text: str, machine: str) -> Image:
-    """Read the image of an OCI layout: an existing folder, `oci:FOLDER` or `oci:FOLDER:NAME`; BaseError."""
-    text = text.removeprefix("oci:")
-    folder, colon, reference = text.rpartition(":")
-    if colon and _is_layout(folder) and not _is_layout(text):
-        return read_layout(Path(folder), machine=machine, reference=reference)
-    return read_layout(Path(text), machine=machine)
+    """Read the image of an OCI layout: `FOLDER`, `oci:FOLDER` or `oci:FOLDER:NAME`, each with `@DIGEST` or without it.
+
+    BaseError; UsageError for a digest that it does not have.
+    """
+    plain, digest = split_digest(text.removeprefix("oci:"))
+    folder, colon, name = plain.rpartition(":")
+    if colon and _is_layout(folder) and not _is_layout(plain):
+        plain = folder
+    if digest is None:
+        return read_layout(Path(plain), machine=machine, reference=name if plain == folder else None)
+    if _is_layout(plain) and not blob_path(Path(plain), digest).is_file():
+        todo = f"leave out @{digest}, or give the folder that has this image"
+        here = read_layout(Path(plain), machine=machine).digest
+        raise UsageError(f"the image in this folder has another digest, {here}", where=text, todo=todo)
+    return read_layout(Path(plain), machine=machine, digest=digest)
 
 
 def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_minimum: str) -> None:

@@ -178,9 +178,17 @@ def _object(uri: str) -> bytes | None:
         return read_object(client, place.bucket or "", place.path, limit=MAX_MANIFEST, error=ManifestError)
 
 
-def report_decisions(stack: "Stack", progress: Progress) -> None:
-    """Report what was decided for a run, and why; --json has digests whole."""
-    progress.step(f"{stack.title} on Python {stack.python}, {stack.variant}")
+def report_decisions(stack: "Stack", manifest: "TrainingManifest", progress: Progress) -> None:
+    """Report what was decided for a run, and why; --json has digests whole.
+
+    A run without a framework is named after the libraries that wrote its model.
+    """
+    names = [stack.title] if stack.framework != "none" else []
+    if manifest.model and not names:
+        writers = (*manifest.model.written_by, *(it for one in manifest.model.artifacts for it in one.written_by))
+        names = list(dict.fromkeys(f"{it.name} {it.version or ''}".strip() for it in writers))
+    title = f"{', '.join(names)} on Python" if names else "Python"
+    progress.step(f"{title} {stack.python}, {stack.variant.upper()}")
     for it in stack.decisions:
         source = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1...", it.source)
         (progress.warn if it.warning else progress.note)(f"{it.what}: {it.value} - {it.reason} [{source}]")

@@ -164,7 +164,7 @@ def _stack(manifest: str, options: BaseOptions, progress: Progress) -> "Stack":
         overrides=pairs_of(options.set_ or ()),
         machine=options.platform,
     )
-    report_decisions(stack, progress)
+    report_decisions(stack, found, progress)
     if packages := ", ".join(f"{it.name}={it.version}" for it in wanted_packages(found.native)):
         # Another suite has other versions, so the base does not get them.
         progress.note(f"the run had libraries of {packages}: from-manifest adds those that a base lacks")

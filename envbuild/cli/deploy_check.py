@@ -1,7 +1,6 @@
 """`envbuild deploy-check`: whether an image may serve a model, in one line of a deployment's pipeline."""
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from envbuild.errors import UsageError, VerifyError, counted
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.verify.findings import Finding
+    from envbuild.verify.sources.model import StampedModel
 
 
 @grouped()
@@ -27,7 +27,11 @@ def run(
     ],
     image: Annotated[
         str,
-        typer.Argument(help="The image to deploy: NAME:TAG or NAME@DIGEST.", metavar="IMAGE", show_default=False),
+        typer.Argument(
+            help="The image to deploy: NAME:TAG or NAME@DIGEST; or an OCI layout, before it is pushed.",
+            metavar="IMAGE",
+            show_default=False,
+        ),
     ],
     *,
     policy: Path | None = option(HOW, "Severities and accepted findings, as for verify.", "FILE"),
@@ -43,34 +47,37 @@ def run(
     container engine is needed. Findings go to stderr. Exit code 16 if a finding fails the policy (by default: any
     error). With --signed the key has to have signed the stamp and the image, and the stamp has to name the image.
     """
-    from envbuild.registry.pull import pull
-    from envbuild.serve.deploy import RULES, deploy_findings, digest_of
+    from envbuild.oci.reference import Reference
+    from envbuild.serve.deploy import RULES
     from envbuild.verify.reports import Policy, Verdict, lines, read_policy, sound
     from envbuild.verify.rules.catalogue import TITLES
     from envbuild.verify.sources.model import read_model
 
-    given, machine = _reference(model, image), parse_platform(platform)
+    given, machine = _given(model, image), parse_platform(platform)
     judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
-    reference, failure = None, None
+    if isinstance(given, str) and (keys or judge.registries):
+        todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:..."
+        what = "keys and registries are checked of an image in a registry, and this one is on this machine"
+        raise UsageError(what, where=f"IMAGE {one_line(given)}", todo=todo)
+    deployed, failure = "", None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
         try:
             progress.step(f"reading model {one_line(model)}")
             stamped = read_model(kind_of(model)[1], proof_of(keys, minimum_record))
             progress.step(f"reading image {given}")
-            pulled = pull(given, machine=machine)
-            reference = given.at(digest_of(pulled))  # as a tag may move meanwhile
-            findings_of_image = deploy_findings(stamped, given, pulled, progress.progress)
-            signatures = signature_findings({str(reference): reference}, keys, progress)
-            found = (*findings_of_image, *signatures, *judge.registry_findings(reference))
+            deployed, found = _findings(stamped, given, machine, progress)
+            if isinstance(given, Reference):
+                named = {deployed: Reference.parse(deployed)}
+                found = (*found, *signature_findings(named, keys, progress), *judge.registry_findings(named[deployed]))
         except VerifyError as error:
             failure = error
     findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
     verdict = Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
     if as_json:
-        deploy = None if verdict.wrong or failure else str(reference)
-        typer.echo(json.dumps(sound({"image": deploy, **verdict.to_dict()}), indent=2))
+        value = None if verdict.wrong or failure else deployed
+        typer.echo(json.dumps(sound({"image": value, **verdict.to_dict()}), indent=2))
     if failure:
         raise failure
     for line in () if as_json else lines(findings):
@@ -80,10 +87,13 @@ def run(
         todo = "do what the findings say, or deploy an image that the model is stamped with"
         raise VerifyError(what, where=one_line(f"{model} {image}"), todo=todo)
     if not as_json:
-        typer.echo(str(reference))
+        typer.echo(deployed)
 
 
-def _reference(model: str, image: str) -> "Reference":
+def _given(model: str, image: str) -> "Reference | str":
+    """Return the reference of an image in a registry, or the path of a layout or archive; UsageError."""
+    from envbuild.oci.reference import lies_here
+
     check_not_empty({"MODEL": model, "IMAGE": image})
     kind, name = kind_of(model)
     if kind != "model":
@@ -95,9 +105,25 @@ def _reference(model: str, image: str) -> "Reference":
             what = "there is no such file or folder, and an image is not a model"
             todo = "give the stamped model first: its folder, one of its files, or gs://BUCKET/FOLDER"
         raise UsageError(what, where=f"MODEL {one_line(model)}", todo=todo)
-    if marks_of(Path(image)) or os.path.isfile(image):  # noqa: PTH113 - raises nothing
-        what = "this image is on this machine, and only one in a registry can be deployed"
-        todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:...; `envbuild verify` compares it here"
-        raise UsageError(what, where=f"IMAGE {one_line(image)}", todo=todo)
-    todo = "give an image of a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
-    return read_reference(image.removeprefix("image:").removeprefix("docker://"), "IMAGE", todo)
+    name = image.removeprefix("image:")
+    if lies_here(name):
+        return name
+    name = name.removeprefix("docker://")
+    return read_reference(name, "IMAGE", "give HOST/NAME:TAG or HOST/NAME@sha256:..., or the folder of an OCI layout")
+
+
+def _findings(
+    model: "StampedModel", given: "Reference | str", machine: str, progress: Progress
+) -> "tuple[str, tuple[Finding, ...]]":
+    """Compare the model with the image; return the image's name by digest, as a tag may move meanwhile."""
+    from envbuild.diff.images import open_image
+    from envbuild.files import cache_folder
+    from envbuild.oci.reference import split_digest
+    from envbuild.serve.deploy import deploy_findings, digest_of
+
+    name = given if isinstance(given, str) else f"docker://{given}"
+    with open_image(name, machine=machine, cache=cache_folder(), report=progress) as image:
+        found = tuple(deploy_findings(model, given, image, progress.progress))
+        if isinstance(given, str):
+            return f"{split_digest(given)[0]}@{image.digest}", found
+        return str(given.at(digest_of(image))), found

@@ -96,7 +96,7 @@ def _build(
     started = time.monotonic()
     plans = make_plans(request, manifest)
     for plan in plans:
-        report_decisions(plan.stack, progress)
+        report_decisions(plan.stack, manifest, progress)
         for line in plan.not_on_index:
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from envbuild.cli.command import WHAT, flag, grouped
-from envbuild.cli.console import Progress, printable
+from envbuild.cli.console import Progress, one_line, printable
 from envbuild.cli.options import AsJson, MinimumRecord, Signed
+from envbuild.cli.targets import kind_of, proof_of
 from envbuild.errors import StampError
 
 if TYPE_CHECKING:
@@ -32,13 +34,16 @@ def run(
 
     By role, variant and platform, each with its environment id, manifest and lock.
     """
+    from envbuild.oci.reference import lies_here, split_digest
     from envbuild.stamp.history import read_history
 
     proof = None
     if signed is not None or minimum_record is not None:
-        from envbuild.cli.targets import proof_of
-
         proof = proof_of((signed,) if signed is not None else (), minimum_record)
+    layout = split_digest(model)[0]
+    if lies_here(model) and Path(layout).is_dir() and kind_of(layout)[0] == "image":
+        todo = f"give the model that is stamped with it; `envbuild verify MODEL {one_line(model)}` compares the two"
+        raise StampError("this is an image, and a stamp lies beside its model", where=one_line(model), todo=todo)
     with Progress() as progress:
         found = read_history(model, whole=history, proof=proof, signature=True)
         if not found.records:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -193,7 +193,9 @@ def print_parity(found: "Iterable[Finding]", *, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps({"findings": [it.to_dict() for it in findings]}, indent=2))
     else:
-        for it in findings:
-            typer.echo(one_line(str(it)))
+        from envbuild.verify.reports import lines
+
+        for line in lines([replace(it, between=("", "")) for it in findings]):
+            typer.echo(one_line(line))
     wrong = [it for it in findings if not it.agrees and it.severity == "error"]
     return VerifyError.exit_code if wrong else 0

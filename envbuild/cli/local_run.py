@@ -297,7 +297,9 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
             if options.golden:
                 from envbuild.verify.golden.runners import InInterpreter
 
-                runner = InInterpreter(name=str(python), variables=active(os.environ, variables, folder))
+                runner = InInterpreter(
+                    name=str(python), variables=active(os.environ, variables, folder), kept=folder.absolute()
+                )
                 found = parity(plan.subject, runner, cache=cache_folder(), report=progress)
                 return print_parity(found, as_json=options.as_json)
             if options.jupyter:

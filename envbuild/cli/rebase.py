@@ -61,9 +61,9 @@ def run(
 
 
 def _image(text: str) -> "Reference":
-    from envbuild.oci.reference import exists
+    from envbuild.oci.reference import lies_here
 
-    if exists(text):
+    if lies_here(text):
         todo = f"push it to a registry, and give its name there; a registry's image of this name is docker://{text}"
         raise UsageError("only an image in a registry can be rebased", where=f"IMAGE {text}", todo=todo)
     return read_reference(text.removeprefix("docker://"), "IMAGE", "give the reference of an image in a registry")

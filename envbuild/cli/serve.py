@@ -147,13 +147,17 @@ def _model(target: str, options: BuildOptions) -> str | None:
     if kind == "manifest":
         return None
     if kind != "model":
-        from envbuild.oci.reference import exists
+        from envbuild.oci.reference import lies_here
 
         marks = " and ".join(marks_of(Path(name)))
         what = f"{'an' if kind == 'image' else 'a'} {kind} cannot be served{marks and f': it has {marks}'}"
-        if kind == "image" and not name.startswith(IMAGES) and not exists(name):
-            what = "there is no such file or folder, and an image in a registry cannot be served"
         todo = "give a stamped model, or the manifest of its run"
+        if kind == "image" and lies_here(name):
+            todo = (
+                "give the model that is stamped with it; its training image is taken from --out or a folder beside it"
+            )
+        elif kind == "image" and not name.startswith(IMAGES):
+            what = "there is no such file or folder, and an image in a registry cannot be served"
         raise UsageError(what, where=one_line(target), todo=todo)
     of_run = {
         "--python": record.python,

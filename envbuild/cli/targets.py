@@ -28,7 +28,11 @@ FORMS: Final = (
 )
 IMAGES: Final = ("docker://", "oci:", "docker-daemon:", "docker-archive:", "oci-archive:")
 """The prefixes of images, besides plain references."""
-_MODELS: Final = (".keras", ".h5", ".hdf5", ".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".pb")
+_MODELS: Final = (
+    *(".keras", ".h5", ".hdf5", ".pb", ".pt", ".pth", ".pt2", ".onnx", ".safetensors"),
+    *(".pkl", ".pickle", ".joblib", ".skops", ".ubj", ".bst", ".cbm"),
+)
+"""The suffixes of models; any other file is the archive of an image."""
 _MARKS: "Final[dict[tuple[str, ...], Kind]]" = {
     ("oci-layout",): "image",  # first, as `from-manifest --out` writes image and context into one folder
     ("Dockerfile", "pylock.toml"): "context",
@@ -64,6 +68,8 @@ def kind_of(text: str) -> "tuple[Kind, str]":
 
 
 def _kind_of_path(path: Path, text: str) -> "Kind":
+    from envbuild.oci.reference import lies_here
+
     try:
         if path.is_dir():
             return _folder(path)
@@ -78,7 +84,8 @@ def _kind_of_path(path: Path, text: str) -> "Kind":
             return "image"
         what = f"the target cannot be read: {error.strerror}"
         raise UsageError(what, where=one_line(text), todo="see its permissions") from error
-    if text.startswith(("/", "./", "../", "~")) or path.name.endswith((*_RECORDS, *_MODELS, ".toml")):
+    is_path = text.startswith(("/", "./", "../", "~")) or path.name.endswith((*_RECORDS, *_MODELS, ".toml"))
+    if is_path and not lies_here(text):
         what = "there is no such file or folder"
         raise UsageError(what, where=f"TARGET {one_line(text)}", todo=f"give one of these. {FORMS}")
     return "image"
@@ -236,12 +243,11 @@ def references_of(targets: Sequence[str]) -> "dict[str, Reference]":
 
 def _reference(name: str) -> "Reference | None":
     """Return an image's name in a registry; None for one on this machine."""
-    from envbuild.oci.reference import Reference, exists
+    from envbuild.oci.reference import Reference, lies_here
 
-    plain = name.removeprefix("docker://")
-    if plain == name and exists(name.rpartition("@")[0] or name):
+    if lies_here(name):
         return None
     try:
-        return Reference.parse(plain)
+        return Reference.parse(name.removeprefix("docker://"))
     except ValueError:  # docker-daemon:NAME, and what else is no reference
         return None

@@ -264,8 +264,12 @@ def _golden_findings(targets: "Sequence[Target]", reader: TargetReader, *, run_:
         says = f"{sample}; with --run it is run in {where}"
         return iter((Finding(about="golden", rule="golden-sample", agrees=True, says=says).with_targets(name, name),))
     if not images and python is None:
-        todo = "give an image after the model, or host and --python, or stamp the model with an image that was pushed"
-        raise UsageError("no image and no interpreter can run the sample", where="--golden --run", todo=todo)
+        todo = (
+            "give the image after the model, as from-manifest or serve printed it: FOLDER@sha256:... or a reference; "
+            "or host and --python PATH; or run it in a new environment: `envbuild local MODEL --venv DIR --golden`"
+        )
+        what = "nothing is given to run the sample in, and no image that the model is stamped with is pushed or here"
+        raise UsageError(what, where=f"--golden --run, {one_line(name)}", todo=todo)
     return _run_golden(manifest, model, python, images, reader)
 
 
@@ -298,15 +302,21 @@ def _sample(first: "Target") -> "tuple[TrainingManifest, str]":
 
 
 def _golden_images(targets: "Sequence[Target]", machine: str, *, stamped: bool) -> list[str]:
-    """Return the images that are given; else, if `stamped`, those that the model is stamped with for this machine."""
-    from envbuild.oci.layout import ARCHITECTURES
+    """Return the images that are given; else, if `stamped`, those that the model is stamped with for this machine.
+
+    One that was never pushed is looked for in the layouts of the current folder.
+    """
+    from envbuild.oci.layout import ARCHITECTURES, find_layout
 
     given = [it.name for it in targets if it.image]
     stamp = targets[0].model.stamp if targets[0].model else None
     if given or stamp is None or not stamped:
         return given
     platform = f"linux/{ARCHITECTURES.get(machine, machine)}"
-    return [it.reference for it in stamp.images if it.reference and it.platform == platform]
+    images = [it for it in stamp.images if it.platform == platform]
+    layouts = {it.digest: find_layout(it.digest, (Path(),)) for it in images if not it.reference}
+    names = (it.reference or (f"{layouts[it.digest]}@{it.digest}" if layouts[it.digest] else "") for it in images)
+    return [name for name in names if name]
 
 
 def _print(verdict: "Verdict", form: FormName, more: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from envbuild.oci.image import (
     parse_manifest,
 )
 from envbuild.oci.layout import read_layout
-from envbuild.oci.reference import Reference, exists, refuse_login
+from envbuild.oci.reference import Reference, exists, refuse_login, split_digest
 from envbuild.oci.tar import open_tar
 from envbuild.registry.pull import pull
 from envbuild.report import Reporter
@@ -99,21 +99,19 @@ def open_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Ite
 
 def _local(text: str, machine: str, scratch: Callable[[], Path]) -> Image | None:
     """The image of a layout or an archive; None where there is no such file or folder."""
-    plain, at, digest = text.rpartition("@") if "@sha256:" in text else (text, "", "")
+    plain, digest = split_digest(text)
+    if plain.startswith("oci:") or _is_file(Path(plain, "oci-layout")):
+        return layout_image(text, machine)
     archive = next((plain.removeprefix(it) for it in _ARCHIVES if plain.startswith(it)), None)
     if archive is not None or _is_file(Path(plain)):
-        image, index = read_archive(Path(archive or plain), machine=machine, scratch=scratch), None
-    elif plain.startswith("oci:") or _is_file(Path(plain, "oci-layout")):
-        image, index = layout_image(plain, machine), Path(plain.removeprefix("oci:"), "index.json")
+        image = read_archive(Path(archive or plain), machine=machine, scratch=scratch)
     elif exists(plain):
         todo = f"give {_FORMS}; a registry's of this name is docker://{text}"
         kind = "folder, without the file oci-layout," if Path(plain).is_dir() else "special file"
         raise BaseError(f"this {kind} is not an image", where=plain, todo=todo)
     else:
         return None
-    # a layout's index.json may name digests of indexes
-    entries = json.loads(index.read_bytes())["manifests"] if at and index and index.is_file() else ()
-    if at and digest not in (str(image.digest), *(str(it["digest"]) for it in entries)):
+    if digest not in (None, image.digest):
         todo = f"leave out @{digest}, or give the image with that digest"
         raise UsageError(f"this has another digest, {image.digest}", where=text, todo=todo)
     return image

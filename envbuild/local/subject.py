@@ -29,7 +29,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES
-from envbuild.oci.reference import DOCKER_HUB, Reference, exists
+from envbuild.oci.reference import DOCKER_HUB, Reference, lies_here
 from envbuild.report import Reporter
 from envbuild.stamp.record import StampedImage
 from envbuild.verify.rules.catalogue import listing
@@ -38,7 +38,6 @@ from envbuild.verify.sources import Side, frameworks_of, side_of_lock, side_of_m
 from envbuild.verify.sources.model import StampedModel, artifact_findings, current_stamp, manifest_copy, side_of_model
 
 _ENGINE, _REGISTRY = "docker-daemon:", "docker://"
-_ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")
 _FRAMEWORK, _VARIANT, _CUDA = "dev.envbuild.framework", "dev.envbuild.variant", "dev.envbuild.cuda"
 
 
@@ -144,13 +143,6 @@ def size_of(text: str, client: docker.DockerClient | None, machine: str, report:
     with suppress(RegistryError), open_image(text, machine=machine, cache=cache_folder(), report=report) as image:
         return sum(layer.descriptor.size for layer in image.layers)
     return None  # pulling it will say why
-
-
-def lies_here(text: str) -> bool:
-    """Whether it is an OCI layout or an archive of this machine."""
-    if text.startswith((_ENGINE, _REGISTRY)):
-        return False
-    return text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
 
 
 def _side(name: str, architecture: str, config: Mapping[str, Any], machine: str) -> Side:

@@ -52,7 +52,16 @@ class Proof:
     @property
     def summary(self) -> str:
         """`40 of 42 identical, 1 replaced: tensorflow by tensorflow-cpu 2.15.1; h5py was built from source`."""
-        head = f"{len(self.with_outcome('identical'))} of {len(self.identities)} identical"
+        return self._described(f"{len(self.with_outcome('identical'))} of {len(self.identities)} identical")
+
+    @property
+    def note(self) -> str:
+        """The summary for people: `11 of 11 wheels are the run's own files, 66 left out: a, b, c and 63 more`."""
+        same, many = len(self.with_outcome("identical")), len(self.identities) - len(self.with_outcome("left out"))
+        wheels = "wheel is the run's own file" if many == 1 else "wheels are the run's own files"
+        return self._described(f"{same} of {many} {wheels}")
+
+    def _described(self, head: str) -> str:
         replaced = [f"{it.name} {it.why}" for it in self.with_outcome("replaced")]
         left_out, added = ([it.name for it in self.with_outcome(outcome)] for outcome in ("left out", "added"))
         for outcome, names in (("replaced", replaced), ("left out", left_out), ("added", added)):

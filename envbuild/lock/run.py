@@ -125,7 +125,7 @@ class LockResult:
         many = f"{counted(len(unused), 'distribution')} left out, as the run did not import them: {listed(unused)}"
         left += [f"{many}; pylock.toml names all"] if unused else []
         changes = map(str, self.changes)
-        return [self.proof.summary, *left, *changes, *added, *self.source_notes, *yanked, *built, *conflicts]
+        return [self.proof.note, *left, *changes, *added, *self.source_notes, *yanked, *built, *conflicts]
 
 
 def lock_run(

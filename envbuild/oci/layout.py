@@ -102,16 +102,27 @@ def blob_path(folder: Path, digest: Digest) -> Path:
     return folder / _BLOBS / digest.hex
 
 
-def read_layout(folder: Path, *, machine: str, reference: str | None = None) -> Image:
+def find_layout(digest: Digest, folders: Iterable[Path]) -> Path | None:
+    """Return a layout that has the image: one of the folders, or a folder in one of them."""
+    marks = (mark for it in folders for mark in (it / "oci-layout", *sorted(it.glob("*/oci-layout"))))
+    return next((it.parent for it in marks if it.is_file() and blob_path(it.parent, digest).is_file()), None)
+
+
+def read_layout(folder: Path, *, machine: str, reference: str | None = None, digest: Digest | None = None) -> Image:
     """Read the image for linux on `machine`; if `reference` is given, the one of this name (REF_NAME).
 
+    With `digest`, the image or index that has it, whether index.json still names it or a later image has its place.
     BaseError if there is none or more than one, or a blob is missing or damaged. Layers are not read here; reading one
     to its end raises BaseError if the bytes do not match its digest.
     """
     try:
         if json.loads(_small(folder / "oci-layout"))["imageLayoutVersion"] != "1.0.0":
             raise ValueError("it has a version other than 1.0.0")
-        index = parse_manifest(_small(folder / "index.json"), INDEX)
+        if digest is None:
+            index = parse_manifest(_small(folder / "index.json"), INDEX)
+        else:
+            size = blob_path(folder, digest).stat().st_size
+            index = {"manifests": [Descriptor("", digest, size).to_dict()]}
         if reference is not None:
             named = [it for it in index["manifests"] if (it.get("annotations") or {}).get(REF_NAME) == reference]
             if not named:

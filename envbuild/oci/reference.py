@@ -93,6 +93,20 @@ def refuse_login(text: str, where: str) -> None:
     raise UsageError("a reference holds no user or password", where=where, todo=todo)
 
 
+def split_digest(text: str) -> tuple[str, Digest | None]:
+    """Return the path and the digest of `FOLDER@sha256:...` and `FILE@sha256:...`; None for what has no digest."""
+    path, at, digest = text.rpartition("@")
+    try:
+        return (path, Digest.parse(digest)) if at and path else (text, None)
+    except ValueError:
+        return text, None
+
+
+def lies_here(text: str) -> bool:
+    """Whether a text names an OCI layout or an archive on this machine, by its digest or without."""
+    return text.startswith(_PATHS) or exists(split_digest(text)[0])
+
+
 def exists(path: str) -> bool:
     """Whether a path exists; False for texts that cannot be paths."""
     try:

@@ -11,7 +11,7 @@ from envbuild.build.build import lock_options, prepare_destinations
 from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
-from envbuild.errors import RegistryError, UsageError, VerifyError
+from envbuild.errors import RegistryError, UsageError, VerifyError, counted
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
 from envbuild.image.content import Content, hash_content
@@ -186,7 +186,7 @@ def _above(order: ServeOrder, server: Server, below: Lock, options: Options) -> 
         report.warn(line)
     for withdrawn, why in above.yanked:
         report.warn(f"{withdrawn} was withdrawn from its index ({why or 'no reason given'})")
-    report.note(f"distributions added: {len(above.wheels)}; none of the environment's is moved")
+    report.note(f"{counted(len(above.wheels), 'distribution')} added; no version of the environment changes")
     return above
 
 

@@ -40,9 +40,10 @@ def digest_of(image: Image) -> Digest:
     return image.found_as or image.digest
 
 
-def deploy_findings(model: StampedModel, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
-    """Hold a model's files, its stamp and an image in a registry against each other; no engine is needed.
+def deploy_findings(model: StampedModel, given: Reference | str, image: Image, report: Report) -> Iterator[Finding]:
+    """Hold a model's files, its stamp and an image against each other; no engine is needed.
 
+    `given` is a reference, or the path of an image on this machine, which has no tag that could move.
     RegistryError where a registry cannot be asked, BuildError for a layer that cannot be read.
     """
     yield from (it.with_targets(model.uri, model.uri) for it in artifact_findings(model))
@@ -51,7 +52,9 @@ def deploy_findings(model: StampedModel, given: Reference, image: Image, report:
         yield from (it if any(it.between) else it.with_targets(model.uri, str(given)) for it in found)
 
 
-def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
+def _stamped(
+    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Report
+) -> Iterator[Finding]:
     digest = digest_of(image)
     own = min((it for it in stamp.images if it.digest == digest), key=lambda it: it.role != "serve", default=None)
     if model.history.proven and (own is None or own.role not in _ROLES):
@@ -68,9 +71,10 @@ def _stamped(model: StampedModel, stamp: Stamp, given: Reference, image: Image, 
         says = "it is the image that the model was trained in, and it does not start a server"
         why = "a deployment that names no command of its own starts no server"
         yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
-    if own.reference and Reference.parse(own.reference).name == given.name:  # else it is a copy, which was just read
-        yield from registry_findings(replace(stamp, images=(own,)))
-    yield from tag_findings(stamp, given)
+    if isinstance(given, Reference):
+        if own.reference and Reference.parse(own.reference).name == given.name:  # else a copy, which was just read
+            yield from registry_findings(replace(stamp, images=(own,)))
+        yield from tag_findings(stamp, given)
     # What it was stamped with was checked when it was built, so none of its layers is read.
     yield from _compare_content(model, given, image, (), own.slot, report)
 
@@ -89,9 +93,12 @@ def _disagreeing(stamp: Stamp, found: Digest) -> "partial[Finding]":
     )
 
 
-def _of_others(model: StampedModel, stamp: Stamp, given: Reference, image: Image, report: Report) -> Iterator[Finding]:
+def _of_others(
+    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Report
+) -> Iterator[Finding]:
     """Check that an image of somebody else has all of the training environment."""
-    yield from tag_findings(stamp, given)
+    if isinstance(given, Reference):
+        yield from tag_findings(stamp, given)
     digest, platform = digest_of(image), platform_name(image)
     trained = [it for it in stamp.images if it.role == "train" and it.platform == platform and it.reference]
     replaced = _replaced_at(model, digest)
@@ -125,7 +132,7 @@ def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
 
 
 def _compare_content(
-    model: StampedModel, given: Reference, image: Image, layers: Sequence[Layer], slot: Slot, report: Report
+    model: StampedModel, given: Reference | str, image: Image, layers: Sequence[Layer], slot: Slot, report: Report
 ) -> Iterator[Finding]:
     """Compare the model with the image's variables, its packages by their lock, and a model in some of its layers."""
     inner = json.loads(image.config).get("config") or {}

@@ -76,7 +76,7 @@ _ADVICE = {
     ),
 }
 """Why each matters, and what to do."""
-_INSTEAD = "--gate auto pushes the image without having started it"
+_INSTEAD = "--gate auto makes the image without starting it"
 _UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
@@ -149,8 +149,8 @@ def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[F
             it if it.agrees or it.id not in ("golden", PREDICTED) else replace(it, why=f"{it.why}; {blind}")
             for it in found
         ]
-    what, todo = "the image does not serve as it should, and is not pushed", "repair what they name, and build again"
-    judge(found, what, "gate", report, todo)
+    what = "the image does not serve as it should, and is neither pushed nor written"
+    judge(found, what, "gate", report, "repair what they name, and build again")
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.manifest.reader import read_manifest
 from envbuild.match.stack import Variant
 from envbuild.oci.image import Image
-from envbuild.oci.layout import ARCHITECTURES, read_layout
+from envbuild.oci.layout import ARCHITECTURES, find_layout, read_layout
 from envbuild.oci.reference import Reference
 from envbuild.report import Reporter
 from envbuild.serve.model import Origin, ServeOrder
@@ -223,15 +223,18 @@ def _chosen(
 
 
 def _parent(start: Start, lock: Lock, out: Path, report: Reporter) -> Parent | None:
-    """The stamped training image, in its registry or in the layout that it was written to; None where it is neither."""
+    """The stamped training image, in its registry or in a layout at or beside --out; None where it is in neither."""
     if start.reference:
         report.step(f"training image {start.reference}")
         return find_parent(start.reference, lock)
-    image = _in_layout(out, start)
+    assert start.image is not None, "a lock is an image's"
+    folder = find_layout(start.image.digest, (out, out.parent, Path()))
+    image = _in_layout(folder, start.image) if folder else None
     if image is None:
-        report.note(f"the training image was never pushed, and is not in {out}: it is made again")
+        places = f"neither in {out} nor in a folder beside it"
+        report.note(f"the training image {start.image.digest} was never pushed, and lies {places}: it is built again")
         return None
-    report.step(f"training image {out}@{image.digest}")
+    report.step(f"training image {folder}@{image.digest}")
     return Parent(image=image, lock=lock)
 
 
@@ -246,17 +249,14 @@ def _located(lock: Lock, folders: Sequence[Path]) -> Lock:
     return replace(lock, wheels=tuple(map(locate, lock.wheels)))
 
 
-def _in_layout(folder: Path, start: Start) -> Image | None:
-    """The image that the model is stamped with, if a layout has it; UsageError for an unknown platform."""
-    assert start.image is not None, "the caller looked"
-    if not (folder / "oci-layout").is_file():
-        return None
+def _in_layout(folder: Path, stamped: StampedImage) -> Image | None:
+    """The image that the model is stamped with, if a layout has all of it; UsageError for an unknown platform."""
     machines = {f"linux/{name}": machine for machine, name in ARCHITECTURES.items()}
-    if start.platform not in machines:
-        raise UsageError("no image is made for this platform", where=start.platform, todo="give another --platform")
-    with suppress(BaseError):  # of another platform, or damaged: then it is made again
-        image = read_layout(folder, machine=machines[start.platform])
-        return image if image.digest == start.image.digest else None
+    if stamped.platform not in machines:
+        raise UsageError("no image is made for this platform", where=stamped.platform, todo="give another --platform")
+    with suppress(BaseError):  # damaged: then it is built again
+        image = read_layout(folder, machine=machines[stamped.platform], digest=stamped.digest)
+        return image if image.digest == stamped.digest else None
     return None
 
 

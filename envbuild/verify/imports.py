@@ -1,40 +1,31 @@
 """Whether an image can import what the run imported: in a container, under bubblewrap, or by metadata alone."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envbuild.base.interpreter import runs_here
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
-from envbuild.engine.container import WRITABLE
 from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
 from envbuild.lock.download import wheel_path
 from envbuild.lock.run import LockResult
 from envbuild.lock.settings import local_path
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image, platform_name
-from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.report import Reporter
 from envbuild.verify.golden import program
-from envbuild.verify.golden.runners import InBubblewrap, InImage, Ran, Runner
+from envbuild.verify.golden.runners import InImage, Ran, Runner, in_bubblewrap
 
 _INSTEAD = "install bubblewrap"
 _IMAGE = "the image"
-_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
 _PROGRAM = Path(program.__file__).read_text()
 _SECONDS = 900.0
 _DRIVER = re.compile(r"\blib(cuda|nvcuvid|nvoptix|nvidia-[\w-]+)\.so")
@@ -71,7 +62,8 @@ def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
         try:
             client = stack.enter_context(connected(_INSTEAD))
         except MissingComponentError as error:
-            yield stack.enter_context(_bubblewrap(image, machine, error.what))
+            sandbox, why = stack.enter_context(in_bubblewrap(image, _IMAGE, machine))
+            yield Place(name="bubblewrap" if sandbox else "", runner=sandbox, why=f"{error.what}, and {why}")
             return
         version, wanted = client.version(), platform_name(image)
         engine = f"{version['Os']}/{version['Arch']}"
@@ -81,42 +73,6 @@ def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
         name = stack.enter_context(loaded_base(client, image, report))
         runner = InImage(name=name, client=client, image=find_image(client, name, report))
         yield Place(name="container engine", runner=runner)
-
-
-@contextmanager
-def _bubblewrap(image: Image, machine: str, no_engine: str) -> Iterator[Place]:
-    """Unpack the image where bubblewrap works here."""
-    if other := runs_here(machine):
-        yield Place(name="", why=f"{no_engine}, and {other.why}")
-        return
-    if reason := _why_no_bubblewrap():
-        yield Place(name="", why=f"{no_engine}, and {reason}")
-        return
-    with TemporaryDirectory(prefix="envbuild-unpacked-") as name:
-        root = Path(name)
-        unpack(image, root, _IMAGE)
-        for place in _MOUNTED:
-            (root / place).mkdir(parents=True, exist_ok=True)
-        config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
-        variables = {"PATH": _USUAL_PATH} | dict(it.partition("=")[::2] for it in config.get("Env") or ())
-        paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
-        tree = read_tree(image, _IMAGE)
-        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
-        if not file:
-            yield Place(name="", why="the image has no python on its PATH")
-            return
-        if not os.access(root / file.lstrip("/"), os.X_OK):
-            yield Place(name="", why=f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)")
-            return
-        yield Place(name="bubblewrap", runner=InBubblewrap(name=_IMAGE, root=root, variables=variables, python=python))
-
-
-def _why_no_bubblewrap() -> str:
-    if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

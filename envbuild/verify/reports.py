@@ -299,7 +299,7 @@ def judge(findings: Sequence[Finding], what: str, where: str, report: Reporter, 
         if it not in wrong:
             report_finding(it, report)
     if wrong:
-        count = f"{len(wrong)} of {counted(len(findings), 'finding')} {'differs' if len(wrong) == 1 else 'differ'}"
+        count = f"{len(wrong)} of {counted(len(findings), 'check')} failed"
         raise VerifyError("\n".join((f"{what}: {count}", *lines(wrong))), where=where, todo=todo or wrong[0].todo)
 
 

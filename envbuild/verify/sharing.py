@@ -7,6 +7,7 @@ Also what serving's variables and files put before the modules that training imp
 import json
 import posixpath
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -411,7 +412,8 @@ def _wrong(
 def _addition(images: _Images, packages: Sequence[str]) -> Finding:
     serve = images.serve
     lines = history_lines(json.loads(serve.config), len(serve.layers)) if images.begins else []
-    names = [line.strip()[:80] or str(it.descriptor.digest) for line, it in zip(lines, serve.layers, strict=False)]
+    texts = [textwrap.shorten(line.removeprefix("envbuild: "), 80, placeholder=" ...") for line in lines]
+    names = [text or str(it.descriptor.digest) for text, it in zip(texts, serve.layers, strict=False)]
     names = names[images.shared :]
     layers = f"{len(names)} layer{'s' if len(names) > 1 else ''} ({_list(names)})" if names else ""
     what = " and ".join(filter(None, (layers, _list(packages)))) or "no layer"

@@ -262,7 +262,7 @@ def test_a_server_that_is_wrong_is_refused_for_what_it_is(attempt, train, name):
     assert f"[{rule}]" in text
     assert says in text
     assert all(line in text for line in lines), text
-    assert text.startswith("the image does not serve as it should, and is not pushed: 1 of ")
+    assert text.startswith("the image does not serve as it should, and is neither pushed nor written: 1 of ")
 
 
 @pytest.mark.slow

@@ -21,6 +21,10 @@ from envbuild.registry.push import push
 from envbuild.verify.golden.check import check
 from envbuild.verify.golden.runners import InInterpreter, in_image
 from tests.fakes.gcs import FakeGcs
+from tests.fakes.index import serving
+from tests.fakes.wheels import make_wheel
+from tests.unit.test_from_manifest import manifest_of as run_manifest
+from tests.unit.test_golden_check import DOUBLE, DOUBLED, NUMPY, PICKLE
 
 pytestmark = pytest.mark.real
 
@@ -154,6 +158,29 @@ def test_an_image_without_python_is_a_finding(engine, ask):
     [finding] = ask("docker-daemon:example.com/golden/empty:1")
     assert (finding.agrees, finding.id) == (False, "golden-run")
     assert "no Python" in finding.says
+
+
+def test_without_an_engine_bubblewrap_runs_a_pickle_in_an_image_that_was_never_pushed(envbuild, tmp_path):
+    """The model itself finds the layout by its digest."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.pkl").write_bytes(PICKLE)
+    facts = [
+        {"name": "", "dtype": it.dtype, "shape": it.shape, "data": it.data}
+        for it in (*DOUBLED.inputs, *DOUBLED.outputs)
+    ]
+    golden = {"inputs": facts[:1], "outputs": facts[1:], "rtol": 1e-5, "atol": 1e-6}
+    manifest = run_manifest(("demo", "1.0"), ("numpy", "1.0"), golden=golden, model_uri="model")
+    del manifest["framework"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    numpy = make_wheel("numpy", "1.0", {"numpy.py": NUMPY})
+    with serving(numpy, make_wheel("demo", "1.0", {"demo.py": DOUBLE})) as index:
+        variables = {"DOCKER_HOST": "unix:///nowhere/docker.sock", "UV_DEFAULT_INDEX": index.url}
+        base = ("--base", "debian:bookworm", "--import-check", "never")
+        envbuild(
+            "from-manifest", "manifest.json", *base, "--out", "out", "--stamp", "model", env=variables, cwd=tmp_path
+        )
+    done = envbuild("verify", "model", "--golden", "--run", env=variables, cwd=tmp_path)
+    assert "ok       golden: the model gives what was recorded: 1 output, 2 numbers, exactly" in done.stdout
 
 
 ONNX = """

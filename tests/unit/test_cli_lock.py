@@ -111,7 +111,7 @@ def test_it_writes_two_files_prints_one_path_and_repeats_itself_to_the_byte(site
     done = site.lock()
     assert (done.returncode, done.stdout) == (0, "envbuild-lock/pylock.toml\n"), done.stderr
     assert "locking 2 distributions with uv\n" in done.stderr
-    assert "  2 of 2 identical\n" in done.stderr
+    assert "  2 of 2 wheels are the run's own files\n" in done.stderr
     assert "tool 1.0 requires numbers; numbers is not there, as in the run" in done.stderr
     first = written(site.out)
     assert first.keys() == {"pylock.toml", "requirements.txt"}
@@ -193,7 +193,7 @@ def test_what_is_not_proven_fails_on_request_and_writes_nothing(site):
     said = site.refused("--require-identical", code=16)
     assert "1 of 2 distributions are not proven to be the run's:\n  tool 1.0: different build" in said
     assert not site.out.exists()
-    assert "1 of 2 identical; tool was built from source" in site.lock().stderr
+    assert "1 of 2 wheels are the run's own files; tool was built from source" in site.lock().stderr
 
 
 def test_a_wheel_that_was_replaced_is_not_identical(site):

@@ -10,6 +10,7 @@ import pytest
 from envbuild.cli import commands
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
+from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
@@ -99,6 +100,19 @@ def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):
         assert "is the model's image for serve cpu linux/amd64, as stamped at 2026-11-21" in done.stderr
     said = site.says("deploy-check", "model", reference)
     assert (said["image"], said["agrees"]) == (reference, True)
+
+
+def test_an_image_in_a_folder_is_checked_before_it_is_pushed(site):
+    image = on_top(pulled(site), SERVER)
+    stamped(site, pushed(site, image))
+    write_layout(image, site.folder / "serving")
+    write_layout(on_top(pulled(site), SERVER, PATCH), site.folder / "other")
+    for given in ("serving", f"serving@{image.digest}", str(site.folder / f"serving@{image.digest}"), "oci:serving"):
+        done = site("deploy-check", "model", given)
+        assert (done.returncode, done.stdout) == (0, f"{given.partition('@')[0]}@{image.digest}\n"), done.stderr
+    assert site("deploy-check", "model", f"other@{image.digest}").returncode == 2
+    done = site("deploy-check", "model", "other", "--json")
+    assert (done.returncode, json.loads(done.stdout)["image"]) == (16, None)
 
 
 def test_the_training_image_may_be_deployed_and_is_said_to_be_no_server(site):
@@ -219,8 +233,9 @@ def test_without_a_training_image_for_the_platform_nothing_speaks_for_another_im
         (("", "serve:1"), "MODEL is empty"),
         (("model", " "), "IMAGE is empty"),
         (("model", "./out"), "where: IMAGE ./out"),
-        (("model", "image"), "where: IMAGE image"),
-        (("model", "image.tar"), "push it, and give HOST/NAME:TAG"),
+        (("model", "image", "--policy", "registries.toml"), "push it, and give HOST/NAME:TAG"),
+        (("model", f"image@sha256:{'0' * 64}", "--policy", "registries.toml"), "push it, and give HOST/NAME:TAG"),
+        (("model", "image.tar", "--policy", "registries.toml"), "push it, and give HOST/NAME:TAG"),
         (("model", "user:secret@host/serve:1"), "where: IMAGE"),
         (("model", "serve:1", "--platform", "vax"), "where: --platform vax"),
         (("model", "serve:1", "--policy", "none.toml"), "--policy none.toml"),
@@ -234,6 +249,7 @@ def test_what_cannot_be_meant_is_a_usage_error_and_prints_nothing(tmp_path, monk
     (tmp_path / "image").mkdir()
     (tmp_path / "image/oci-layout").write_text("{}")
     (tmp_path / "image.tar").write_bytes(b"")
+    (tmp_path / "registries.toml").write_text('registries = ["127.0.0.1:5000/ml"]\n')
     code = commands.run(["deploy-check", *arguments])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")

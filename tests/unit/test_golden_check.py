@@ -4,7 +4,9 @@ import base64
 import dataclasses
 import json
 import os
+import shlex
 import struct
+import subprocess
 import sys
 import zipfile
 from array import array
@@ -88,6 +90,16 @@ def manifest_with(golden: Golden | None):
     return dataclasses.replace(read_manifest(json.dumps(manifest_of()).encode(), "m"), golden=golden)
 
 
+DOUBLE = (
+    KERAS
+    + """
+class Double:
+    def predict(self, rows):
+        return Array([2 * value for value in rows.values])
+"""
+)
+"""The module `demo` of the pickle."""
+PICKLE = b"cdemo\nDouble\n(tR."
 DOUBLED = golden_of([array_of([1.0, 2.0])], [array_of([2.0, 4.0])])
 
 
@@ -214,6 +226,29 @@ def test_a_pickle_is_not_loaded_by_an_interpreter_of_this_machine(environment, t
         [finding] = check(manifest_with(DOUBLED), str(model), [runner], cache=tmp_path, report=told)
     assert (finding.id, finding.severity, touched.exists()) == ("golden-sample", "warning", False)
     assert "envbuild verify MODEL IMAGE --golden --run" in finding.todo
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_pickle_is_loaded_by_the_line_that_its_user_starts_and_the_answer_is_judged(environment, tmp_path):
+    (environment / "demo.py").write_text(DOUBLE)
+    model, kept = tmp_path / "model.pkl", tmp_path / "venv"
+    kept.mkdir()
+    model.write_bytes(PICKLE)
+
+    def run(golden: Golden):
+        with Progress() as told:
+            runner = InInterpreter(name=sys.executable, kept=kept)
+            [finding] = check(manifest_with(golden), str(model), [runner], cache=tmp_path, report=told)
+        return finding
+
+    first = run(DOUBLED)
+    assert (first.id, first.severity) == ("golden-sample", "warning")
+    assert run(DOUBLED) == first
+    subprocess.run(shlex.split(first.todo.partition("again: ")[2]), check=True)
+    assert run(DOUBLED).says == "the model gives what was recorded: 1 output, 2 numbers, exactly"
+    assert run(golden_of(DOUBLED.inputs, [array_of([2.0, 5.0])])).severity == "error"
+    model.write_bytes(PICKLE + b"1")
+    assert run(DOUBLED).id == "golden-sample"
 
 
 def test_a_manifest_without_a_sample_says_how_to_record_one(ask):

@@ -95,3 +95,12 @@ def test_without_a_stamp_it_says_how_to_make_one(tmp_path, capsys, where):
     assert said.out == ""
     assert (NO_STAMP if where == "bare" else "there is no model") in said.err
     assert "do:" in said.err
+
+
+@pytest.mark.parametrize("image", ["out", f"out@sha256:{'0' * 64}", f"./out@sha256:{'0' * 64}"])
+def test_an_image_is_told_to_have_no_stamp(tmp_path, monkeypatch, capsys, image):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/oci-layout").touch()
+    assert run(["inspect", image]) == 15
+    assert f"envbuild verify MODEL {image}" in capsys.readouterr().err

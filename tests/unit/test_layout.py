@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from envbuild.errors import BaseError, BuildError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_MANIFEST, INDEX, MANIFEST, Descriptor, Image, canonical_json
-from envbuild.oci.layout import read_layout, write_layout
+from envbuild.oci.layout import blob_path, find_layout, read_layout, write_layout
 from envbuild.oci.rootfs import read_tree
 from tests.fakes.images import config_of, docker_manifest_of, image_of
 from tests.fakes.trees import BASE, image_of_trees
@@ -293,3 +293,19 @@ def test_no_index_whatsoever_brings_a_traceback(tmp_path, value):
     (tmp_path / "index.json").write_text(json.dumps(value))
     with pytest.raises(BaseError):
         read_layout(tmp_path, machine="x86_64")
+
+
+def test_an_image_is_read_by_its_digest_when_another_has_taken_its_place(tmp_path: Path):
+    other, folder = image_of_trees(BASE), tmp_path / "a"
+    write(write(folder), other)
+    assert read_layout(folder, machine="x86_64").digest == other.digest
+    for image in (IMAGE, other):
+        assert read_layout(folder, machine="x86_64", digest=image.digest).digest == image.digest
+    assert find_layout(IMAGE.digest, (tmp_path / "no", tmp_path)) == folder
+    assert find_layout(Digest.of(b""), (folder, tmp_path)) is None
+    with pytest.raises(BaseError):
+        read_layout(folder, machine="aarch64", digest=IMAGE.digest)
+    change(blob_path(folder, IMAGE.digest), b"{}")
+    for digest in (IMAGE.digest, IMAGE.config_digest, Digest.of(b"")):
+        with pytest.raises(BaseError):
+            read_layout(folder, machine="x86_64", digest=digest)

@@ -316,6 +316,7 @@ def test_a_manifest_alone_is_built_first_and_both_images_are_stamped(site):
 def test_a_training_image_on_a_layout_is_made_again_only_from_that_layout(site):
     write_layout(OLD, site.folder / "layout", name="x")
     site.train("--base", "layout")
+    shutil.rmtree(site.folder / "trained")
     words = site.words("--out", "served")
     done = site(*words)
     assert (done.returncode, done.stdout) == (2, "")

@@ -293,7 +293,7 @@ def test_what_ends_the_golden_part_leaves_what_was_found(site, monkeypatch, form
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     done = site("verify", sampled(site), image, "--golden", "--run", "--format", form)
     assert done.returncode == 17
-    assert "host and --python PATH" in done.stderr
+    assert "envbuild local MODEL --venv DIR --golden" in done.stderr
     if form == "text":
         assert "ok       tool" in done.stdout or "ok       packages: " in done.stdout
     elif form == "json":

@@ -21,6 +21,8 @@ from envbuild.capture.model import read_artifacts
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
 from envbuild.manifest.model import Array, Golden, Model, TrainingManifest
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import canonical_json
 from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 from envbuild.verify.findings import Finding, Severity
@@ -156,6 +158,7 @@ _NUMBERED = re.compile(r"output_(\d+)")
 """What Keras 3 calls the outputs of a list when it exports them."""
 _WHY = "the model does not predict here what it predicted where it was trained"
 _TODO = "see in what the environments differ (envbuild verify, envbuild diff), and that this is the model of the sample"
+_PICKLE = "the model is a pickle, which runs any code when it is loaded, so that envbuild loads it only in isolation"
 _UNKNOWN = "it is not known whether the model predicts here what it predicted where it was trained"
 SECONDS = 900.0
 """For loading the model and one call of it."""
@@ -175,7 +178,10 @@ _ENDS = {
 }
 _RECORD = "record one when training ends: keras_callback(golden_inputs=...), or envbuild capture --golden FILE.npz"
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
-_IN_IMAGE = "run the sample in an image: `envbuild verify MODEL IMAGE --golden --run`"
+_ISOLATED = (
+    "run it in an image, where a container engine or bubblewrap isolates it: `envbuild verify MODEL IMAGE --golden "
+    "--run`; without both, `envbuild local MODEL --venv DIR --golden` prints the line by which you start it yourself"
+)
 _SEE = "see the lines, and what `envbuild verify` finds between the training environment and this one"
 
 
@@ -411,9 +417,9 @@ def golden_check(
         known = ", ".join(program.FORMATS)
         says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
         return (not_run(says, todo=_SAVE),)
-    if model.format in program.PICKLES and isinstance(runner, InInterpreter):
-        says = "the model is a pickle, which runs what is in it when it is loaded, and an interpreter is not isolated"
-        return (not_run(says, todo=_IN_IMAGE),)
+    is_pickle = model.format in program.PICKLES
+    if is_pickle and isinstance(runner, InInterpreter) and runner.kept is None:
+        return (not_run(_PICKLE, todo=_ISOLATED),)
     order = {
         "format": model.format,
         "model": f"model/{model.start}".rstrip("/"),
@@ -425,8 +431,16 @@ def golden_check(
         f"{program.CAPTURE}.py": script().encode(),
         **{f"model/{path}": file for path, file in model.files.items()},
     }
+    text = Path(program.__file__).read_text("utf-8")
     try:
-        ran = runner.run(Path(program.__file__).read_text("utf-8"), beside, seconds=seconds)
+        if is_pickle and isinstance(runner, InInterpreter):
+            key = Digest.of(canonical_json([text, order, sorted(model.digests.items())])).short
+            ran, line = runner.run_by_user(text, beside, key, copy=parse_model_uri(model.uri).bucket is not None)
+            if ran is None:
+                todo = f"run it yourself, if you trust the model, and give this command again: {line}"
+                return (not_run(_PICKLE, todo=todo),)
+        else:
+            ran = runner.run(text, beside, seconds=seconds)
     except UsageError as error:
         return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
     return tuple(_with_files(it, model, manifest) for it in _findings(golden, ran, seconds))

@@ -1,4 +1,4 @@
-"""Run a model on recorded inputs, or import modules: `program.py --out FILE`, beside `order.json`.
+"""Run a model on recorded inputs, or import modules: `program.py --out FILE`, beside `order.json`; `-` is stdout.
 
 One file that any environment's Python from 3.7 on runs alone; it imports what the model's format needs and nothing of
 envbuild but the file beside it that capture is, whose arrays it writes.
@@ -35,8 +35,10 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path != HERE]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     out = sys.argv[sys.argv.index("--out") + 1]
+    descriptor = os.dup(1) if out == "-" else os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(2, 1)  # what a model prints is no part of the answer
     if "modules" in order:
-        import_modules(order["modules"], out)
+        import_modules(order["modules"], descriptor)
     step = {"name": "import"}
     try:
         answer = {"outputs": encoded(outputs(order, step), [it["name"] for it in order["outputs"]])}
@@ -45,18 +47,16 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - frameworks fail in any way
         said = "".join(traceback.format_exception_only(type(error), error))
         answer = {"failed": step["name"], "lines": [line for line in said.split("\n") if line][-LAST_LINES:]}
-    with open(out, "w", encoding="utf-8") as file:  # noqa: PTH123
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(answer, file)
 
 
-def import_modules(modules: list[str], out: str) -> None:
-    """Import modules one after the other, whatever each raises, and end the process; `-` is stdout, which none gets.
+def import_modules(modules: list[str], descriptor: int) -> None:
+    """Import modules one after the other, whatever each raises, and end the process.
 
     Each gets a line of JSON before it is imported and one after, so that of a process that ended it is known where.
     """
     os.environ["HOME"] = "/tmp"  # noqa: S108 - what is written at the first import has to go somewhere
-    descriptor = os.dup(1) if out == "-" else os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(2, 1)
     for module in modules:
         write(descriptor, {"begins": module})
         write(descriptor, {"module": module, "error": error_of(module)})

@@ -1,6 +1,9 @@
 """Where a file can be run: in a container of an image, under bubblewrap, or by an interpreter of this machine."""
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import threading
 from collections import deque
@@ -9,25 +12,33 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import docker
 
+from envbuild.base.interpreter import runs_here
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
 from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
-from envbuild.errors import UsageError
-from envbuild.oci.reference import exists
+from envbuild.errors import MissingComponentError, UsageError
+from envbuild.files import staged_folder
+from envbuild.oci.image import Image
+from envbuild.oci.reference import lies_here
+from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.process import running
 from envbuild.report import Reporter
 
-INSTEAD = "leave out --run, or give host and --python PATH instead of images: an interpreter needs no engine"
+INSTEAD = (
+    "install bubblewrap (bwrap), which runs the image too; else `envbuild local MODEL --venv DIR --golden` runs the "
+    "sample in a virtual environment of the same wheels"
+)
+_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
 _LINES = 12
 _LONGEST = 500
 _ENGINE = "docker-daemon:"
 _REGISTRY = "docker://"
-_ARCHIVES = ("oci:", "oci-archive:", "docker-archive:")
 _OWN = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that tell envbuild's interpreter what it is, and would tell another the same."""
 
@@ -77,18 +88,28 @@ class InImage:
 
 
 @contextmanager
-def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Iterator[InImage]:
-    """Yield a runner for an image: a reference, which the engine pulls, or what `compare.opened` opens, which it loads.
+def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Iterator[Runner]:
+    """Yield a runner for an image: in a container of the engine, which pulls or loads it; without one, in bubblewrap.
 
-    What was loaded is gone from the engine when the block ends. MissingComponentError without an engine, RegistryError
-    for what cannot be pulled, UsageError for what names no image.
+    What was loaded or unpacked is gone when the block ends. MissingComponentError without both, RegistryError for what
+    cannot be pulled, UsageError for what names no image.
     """
     check_name(text)
     with ExitStack() as stack:
-        client = stack.enter_context(connected(INSTEAD))
+        try:
+            client = stack.enter_context(connected(INSTEAD))
+        except MissingComponentError as error:
+            if text.startswith(_ENGINE):
+                raise
+            image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
+            report.note(f"{error.what}: unpacking the image for bubblewrap")
+            runner, why = stack.enter_context(in_bubblewrap(image, text, machine))
+            if runner is None:
+                raise MissingComponentError(f"{error.what}, and {why}", where=error.where, todo=error.todo) from error
+            yield runner
+            return
         name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
-        archive = text.startswith(_ARCHIVES) or exists(text.rpartition("@")[0] or text)
-        if archive and not text.startswith((_ENGINE, _REGISTRY)):
+        if lies_here(text):
             image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
             name = stack.enter_context(loaded_base(client, image, report))
         yield InImage(name=text, client=client, image=find_image(client, name, report))
@@ -109,7 +130,7 @@ class InBubblewrap:
         """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
         with TemporaryDirectory(prefix="envbuild-bubblewrap-") as name:
             folder = Path(name)
-            _write_files(folder, {"program.py": program.encode(), **beside})
+            _write_files(folder, {"program.py": program.encode(), **beside}, copy=True)
             folder.chmod(0o755)
             command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
             command += ["--clearenv"]
@@ -124,6 +145,39 @@ class InBubblewrap:
             return Ran(answer=bytes(answer), code=137 if code is None else code, lines=lines.lines, late=late)
 
 
+@contextmanager
+def in_bubblewrap(image: Image, name: str, machine: str) -> Iterator[tuple[InBubblewrap | None, str]]:
+    """Yield a runner for an image that is unpacked meanwhile; else None and why, in half a sentence."""
+    other = runs_here(machine)
+    if reason := other.why if other else _why_no_bubblewrap():
+        yield None, reason
+        return
+    with TemporaryDirectory(prefix="envbuild-unpacked-") as folder:
+        root = Path(folder)
+        unpack(image, root, name)
+        for place in _MOUNTED:
+            (root / place).mkdir(parents=True, exist_ok=True)
+        config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
+        variables = {"PATH": _USUAL_PATH} | dict(it.partition("=")[::2] for it in config.get("Env") or ())
+        paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
+        tree = read_tree(image, name)
+        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
+        if not file:
+            yield None, "the image has no python on its PATH"
+        elif not os.access(root / file.lstrip("/"), os.X_OK):
+            yield None, f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)"
+        else:
+            yield InBubblewrap(name=name, root=root, variables=variables, python=python), ""
+
+
+def _why_no_bubblewrap() -> str:
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InInterpreter:
     """An interpreter of this machine, which is not kept from its network and files."""
@@ -131,12 +185,14 @@ class InInterpreter:
     name: str
     variables: Mapping[str, str] | None = None
     """What it runs with; None for those of this process."""
+    kept: Path | None = None
+    """A folder for what only the user may start; None where there is none."""
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run it; what it starts ends with it."""
         with TemporaryDirectory(prefix="envbuild-golden-") as name:
             folder = Path(name)
-            _write_files(folder, {"envbuild_golden.py": program.encode(), **beside})
+            _write_files(folder, {"envbuild_golden.py": program.encode(), **beside}, copy=False)
             python = str(Path(self.name).absolute()) if "/" in self.name else self.name  # else found on PATH
             command = [python, str(folder / "envbuild_golden.py"), "--out", str(folder / "answer")]
             lines = _LastLines()
@@ -148,14 +204,34 @@ class InInterpreter:
                 late=code is None,
             )
 
+    def run_by_user(
+        self, program: str, beside: Mapping[str, bytes | Path], key: str, *, copy: bool
+    ) -> tuple[Ran | None, str]:
+        """Write the files; return what came of the user's run of them, if there was one, and its command line."""
+        assert self.kept is not None, "the caller looked"
+        folder = self.kept / f"golden-{key}"
+        answer = folder / "answer.json"
+        try:
+            if not folder.is_dir():
+                with staged_folder(folder) as staged:
+                    _write_files(staged, {"check.py": program.encode(), **beside}, copy=copy)
+        except OSError as error:
+            todo = "give a folder that this user may write"
+            raise UsageError(f"it cannot be written: {error.strerror}", where=str(folder), todo=todo) from error
+        line = shlex.join((self.name, str(folder / "check.py"), "--out", str(answer)))
+        found = _answer(answer)
+        return Ran(answer=found, code=0) if found else None, line
 
-def _write_files(folder: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Write files; large ones as links, as nothing writes to them."""
+
+def _write_files(folder: Path, files: Mapping[str, bytes | Path], *, copy: bool) -> None:
+    """Write files; those that lie elsewhere as links, where no copy is needed."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
+        elif copy:
+            shutil.copyfile(content, path)
         else:
             path.symlink_to(content.absolute())
 
