@@ -49,9 +49,9 @@ class Source:
     sha256: Sha256 | None = None
     """Digest of that record."""
     complete: bool = True
-    """Whether every installed distribution is listed; false where the record has only what was asked for."""
+    """Whether every installed distribution is listed, and not only what was asked for."""
     unknown: tuple[Line, ...] = ()
-    """Dotted names of the facts that the record does not have and nobody gave: `accelerator`, `platform.machine`."""
+    """Dotted names of unknown facts: `accelerator`, `platform.machine`."""
     notes: tuple[Line, ...] = ()
     """What reading the record left out or could not keep, each in a sentence."""
 
@@ -69,7 +69,7 @@ class Python:
     compiler: Line | None = None
     """What built it, as `platform.python_compiler()`: `GCC 12.2.0`."""
     environment: Literal["venv", "conda", "system"] | None = None
-    """Whether it ran in a virtual environment, in a conda environment, or in neither."""
+    """Whether it ran in a virtual or conda environment, or neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Platform:
     system: Line | None = None
     """As `platform.system()`: `Linux`; absent where the record does not say."""
     machine: Line | None = None
-    """As `platform.machine()`: `x86_64`, `aarch64`; absent where the record does not say."""
+    """As `platform.machine()`: `x86_64`, `aarch64`; absent if unknown."""
     libc: Line | None = None
     """`glibc` or `musl`."""
     libc_version: Line | None = None
@@ -139,7 +139,7 @@ class Code:
     remote: Address | None = None
     """Without user name or password."""
     dirty: bool = False
-    """Whether tracked files differed from the commit; true as well where git gave no answer."""
+    """Whether tracked files differed from the commit; true too if git gave no answer."""
     untracked: Count | None = None
     """How many files or folders git neither tracked nor ignored: no commit, digest or patch holds them."""
     subdirectory: Line | None = None
@@ -294,18 +294,20 @@ class Array:
     name: Line
     """The name of the input or output; empty where the model has only one."""
     dtype: Line
-    """As NumPy names it: `float32`, `int64`, `bool`, `bfloat16`."""
+    """As NumPy names it: `float32`, `bool`, `bfloat16`, `object` for text; else as pandas does: `str`, `Int64`."""
     shape: tuple[Count, ...]
     """Its dimensions; the first is the batch."""
     data: Base64
-    """Its elements in C order, little endian, in base64."""
+    """Its elements in C order, in base64: NumPy's numbers little endian, all else a JSON list."""
     sha256: Sha256 | None = None
     """Digest of those bytes before base64."""
+    categories: Base64 | None = None
+    """Of a `category` column: a JSON list in base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golden:
-    """A few inputs, what the model made of them, and how near another environment has to come."""
+    """A few inputs, the model's predictions, and how near another environment has to come."""
 
     inputs: tuple[Array, ...]
     """What the model was given."""
@@ -315,6 +317,8 @@ class Golden:
     """Relative tolerance: |a - b| <= atol + rtol * |b|."""
     atol: Size
     """Absolute tolerance."""
+    table: bool = False
+    """Whether the inputs are columns of a DataFrame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +340,7 @@ class TrainingManifest:
     schema_version: SchemaVersion
     """Major and minor version of this schema."""
     created: Timestamp
-    """When the facts were taken: RFC 3339, UTC; of a record that does not say it, when it was converted."""
+    """When the facts were taken, else when the record was converted: RFC 3339, UTC."""
     source: Source = Source(format="capture")
     """What recorded the facts."""
     python: Python
@@ -352,13 +356,13 @@ class TrainingManifest:
     conda: Conda | None = None
     """The conda environment, if it was one."""
     framework: Framework | None = None
-    """The framework that the model was trained with; absent where several are installed and nothing says which."""
+    """The framework that trained the model; absent if several are installed and nothing says which."""
     framework_source: Line | None = None
-    """`--framework` where a person said which framework the run used; with it and without `framework`, it used none."""
+    """`--framework` if a person said which framework the run used; without `framework`, none."""
     frameworks: tuple[Framework, ...] = ()
     """Every framework that is installed, the one above among them."""
     accelerator: Accelerator | None = None
-    """GPUs, TPU or none; absent where the record does not say, or (schema 1.0) where there was no NVIDIA driver."""
+    """GPUs, TPU or none; absent if unknown, or (schema 1.0) if there was no NVIDIA driver."""
     cpu: Cpu = field(default_factory=Cpu)
     """The CPU."""
     native: Native | None = None
@@ -366,7 +370,7 @@ class TrainingManifest:
     numerics: tuple[Numerics, ...] = ()
     """Settings of the running frameworks; only from within the process."""
     variables: Pairs = ()
-    """Environment variables on the allow-list, and those asked for by name; secrets are cut out."""
+    """Environment variables on the allow-list or asked for by name; secrets are cut out."""
     code: Code | None = None
     """The git checkout of the working directory."""
     entry: Entry | None = None
@@ -380,6 +384,6 @@ class TrainingManifest:
     model: Model | None = None
     """The trained model itself, as its files say."""
     golden: Golden | None = None
-    """A few inputs and what the model made of them."""
+    """The golden sample."""
     disagreements: tuple[Disagreement, ...] = ()
     """Facts that do not fit together; empty in a sound run."""

@@ -1,5 +1,6 @@
 """What answers requests in a serving image: the ready server, or the application's own."""
 
+import json
 import os
 import re
 import stat
@@ -10,19 +11,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from envbuild.capture.golden import NUMERIC
 from envbuild.capture.places import STAMP_FOLDER
 from envbuild.capture.redact import scrub_file_name
 from envbuild.errors import StampError, UsageError, VerifyError
 from envbuild.files import data_folder, open_inside
 from envbuild.image.content import Content
-from envbuild.manifest.model import Golden, Model, ModelFile
+from envbuild.manifest.model import Golden, Model, ModelFile, TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.recipe import PREFIX
 from envbuild.report import Reporter
 from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOrder, Server
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
-from envbuild.verify.golden.check import LocalModel, open_model
+from envbuild.verify.golden.check import LocalModel, categories, elements, open_model, unfit
 from envbuild.verify.rules.model import being, compare_files, describe_file, listed
 from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 
@@ -33,6 +35,8 @@ SERVED = (
     "lightgbm", "catboost",
 )  # fmt: skip
 """Formats of models that the ready server loads, as manifests name them."""
+_KINDS = {str: "bytes", bool: "bool", int: "int64", float: "float64"}
+"""What the ready server calls the types of JSON's values."""
 _METHODS = {
     "predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform", "apply",
 }  # fmt: skip
@@ -83,7 +87,8 @@ def server_parts(order: ServeOrder, origin: Origin) -> Server:
     # The application's own files take the place of the server's of the same name.
     folder = data_folder("templates") / "server" / "fastapi"
     own = application_of(order) if order.app else Content("", {})
-    paths = {f"{APP_FOLDER}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
+    paths = _columns(origin.manifest)
+    paths |= {f"{APP_FOLDER}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*.py"))}
     files: dict[str, bytes | Path] = {
         path: file for path, file in paths.items() if path not in own.files and path not in own.links
     }
@@ -108,6 +113,23 @@ def _methods(golden: Golden | None) -> tuple[tuple[str, str], ...]:
     """Have the ready server call the methods whose outputs the run recorded, where that is not `predict` alone."""
     names = [it.name for it in golden.outputs] if golden else ["predict"]
     return (("ENVBUILD_METHODS", ",".join(names)),) if names != ["predict"] and set(names) <= _METHODS else ()
+
+
+def _columns(manifest: TrainingManifest) -> dict[str, bytes | Path]:
+    """Tell the ready server the columns of the table that the run recorded: their types, and what JSON has for them."""
+    golden = manifest.golden
+    if golden is None or not golden.table or unfit(manifest):
+        return {}
+    columns = []
+    for it in golden.inputs:
+        column: dict[str, Any] = {"name": it.name, "dtype": it.dtype, "kind": it.dtype}
+        if not NUMERIC.fullmatch(it.dtype):
+            values, known = elements(it), categories(it)
+            there = [value for value in (*known, *values) if value is not None and value == value]  # noqa: PLR0124 - NaN
+            kind = _KINDS[type(there[0])] if there else None
+            column |= {"kind": kind, "categories": known, "none": None in values}
+        columns.append(column)
+    return {f"{APP_FOLDER}/columns.json": json.dumps(columns).encode()}
 
 
 def application_of(order: ServeOrder) -> Content:

@@ -23,7 +23,9 @@ from envbuild.serve.gate_request import NO_PREDICTIONS, PREDICTED, UnfitError, h
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden.check import (
+    DamagedError,
     LocalModel,
+    fitted,
     golden_check,
     open_model,
     unfit,
@@ -203,18 +205,18 @@ class _Trial:
                 return
             self.report.step("trying the image in a container engine")
             name = stack.enter_context(loaded_base(self.client, self.image, self.report))
-            request, golden = self._request()
+            request, golden = self._request(model)
             if golden is None:
                 yield from self._without_server(name, model)
             yield from self._served(name, model, request, golden)
 
-    def _request(self) -> tuple[bytes, Golden | None]:
+    def _request(self, model: LocalModel | None) -> tuple[bytes, Golden | None]:
         """The body of a request for the golden sample, and as much of it as is in it; None where it cannot be sent."""
         golden = self.origin.manifest.golden
         if golden and self.server.health and self.server.predict and not unfit(self.origin.manifest):
             try:
-                return request_of(golden)
-            except UnfitError as error:
+                return request_of(fitted(golden, model.format if model else None))
+            except (UnfitError, DamagedError) as error:
                 what = "the golden sample cannot be sent as a request, so the model runs without the server"
                 self.report.note(f"{what}: {error}")
         return b"", None

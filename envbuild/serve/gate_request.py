@@ -9,14 +9,15 @@ from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Any
 
+from envbuild.capture.golden import NUMERIC
 from envbuild.manifest.model import Array, Golden
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden.check import (
     DamagedError,
-    Number,
+    Element,
     content,
+    elements,
     judged,
-    numbers,
     width_of,
 )
 
@@ -41,18 +42,19 @@ class UnfitError(Exception):
 def request_of(golden: Golden) -> tuple[bytes, Golden]:
     """Return `{"instances": [...]}`, and as much of the sample as is in it; UnfitError where none can be.
 
-    Plain values of one input, objects by name of several, as TensorFlow Serving's row format and Vertex AI's custom
-    containers have it. What is larger than a request to Vertex AI may be loses its last rows.
+    Plain values of one input, objects by name of several and of a table, as TensorFlow Serving's row format and Vertex
+    AI's custom containers have it. What is larger than a request to Vertex AI may be loses its last rows.
     """
     names = [it.name for it in golden.inputs]
-    if len(names) > 1 and any(not it or it.isdigit() for it in names):
+    by_name = golden.table or len(names) > 1
+    if len(names) > 1 and not golden.table and any(not it or it.isdigit() for it in names):
         raise UnfitError("several inputs without names go by their places, which a request has not")
     if scalar := next((it for it in golden.inputs if not it.shape), None):
         raise UnfitError(f"input {scalar.name} has no batch".replace("  ", " "))
-    columns = [_nested(_numbers(it), it.shape) for it in golden.inputs]
+    columns = [_nested(_elements(it), it.shape) for it in golden.inputs]
     if len({len(it) for it in columns}) != 1:
         raise UnfitError("its inputs are not batches of one length")
-    rows = columns[0] if len(names) == 1 else [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if by_name else columns[0]
     sizes = accumulate(len(json.dumps(it)) + len(", ") for it in rows)
     fitting = sum(it <= _LARGEST for it in islice(sizes, _MOST))
     if not fitting:
@@ -69,12 +71,13 @@ def request_of(golden: Golden) -> tuple[bytes, Golden]:
 def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
     """Compare the answer of a predict route with the recorded outputs, within the sample's tolerance.
 
-    JSON has no types, so that numbers are compared as numbers.
+    JSON has no types, so that numbers are compared as numbers, and text as text.
     """
     try:
+        text = any(isinstance(value, str) for it in golden.outputs for value in _elements(it))
         shapes = ((name, rows, _shape(rows)) for name, rows in _columns(body).items())
-        found = tuple(_float64(name, shape, list(_flat(rows, shape))) for name, rows, shape in shapes)
-        recorded = tuple(_float64(it.name, it.shape, list(map(float, _numbers(it)))) for it in golden.outputs)  # type: ignore[arg-type]
+        found = tuple(_plain(name, shape, list(_flat(rows, shape, text))) for name, rows, shape in shapes)
+        recorded = tuple(_plain(it.name, it.shape, _elements(it)) for it in golden.outputs)
     except UnfitError as error:
         yield Finding(
             about="golden", rule=PREDICTED, agrees=False, says=str(error), why=NO_PREDICTIONS, todo=_BY_CONTRACT
@@ -83,22 +86,25 @@ def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
     yield from (replace(it, rule=PREDICTED) for it in judged(replace(golden, outputs=recorded), found))
 
 
-def _numbers(array: Array) -> Sequence[Number]:
+def _elements(array: Array) -> Sequence[Element]:
     try:
+        if not NUMERIC.fullmatch(array.dtype):
+            return [None if it != it else it for it in elements(array)]  # noqa: PLR0124 - so is NaN
         if width_of(array.dtype) and not array.dtype.startswith("complex"):
-            return numbers(array.dtype, content(array))
+            return elements(array)
     except DamagedError as error:
         raise UnfitError(f"{array.name or 'an array'} is damaged: {error}") from error
     raise UnfitError(f"JSON has no numbers of the type {array.dtype}")
 
 
 def _cut(array: Array, rows: int) -> Array:
-    width, shape = width_of(array.dtype) or 0, (rows, *array.shape[1:])
-    data = base64.b64encode(content(array)[: math.prod(shape) * width]).decode()
-    return replace(array, shape=shape, data=data, sha256=None)
+    width, shape = width_of(array.dtype), (rows, *array.shape[1:])
+    count = math.prod(shape)
+    data = content(array)[: count * width] if width else json.dumps(elements(array)[:count]).encode()
+    return replace(array, shape=shape, data=base64.b64encode(data).decode(), sha256=None)
 
 
-def _nested(values: Sequence[Number], shape: Sequence[int]) -> Any:
+def _nested(values: Sequence[Element], shape: Sequence[int]) -> Any:
     """Nest values as lists; NaN and infinity are the words that the JSON form of Protocol Buffers has for them."""
     if not shape:
         value = values[0]
@@ -136,14 +142,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _flat(value: Any, shape: Sequence[int]) -> Iterator[float]:
+def _flat(value: Any, shape: Sequence[int], text: bool) -> Iterator[Element]:
     if not shape:
-        yield _number(value)
+        yield value if text and isinstance(value, str) else _number(value)
         return
     if not isinstance(value, list) or len(value) != shape[0]:
         raise UnfitError("the predictions do not all have the same shape")
     for it in value:
-        yield from _flat(it, shape[1:])
+        yield from _flat(it, shape[1:], text)
 
 
 def _number(value: Any) -> float:
@@ -158,6 +164,8 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _float64(name: str, shape: tuple[int, ...], values: Sequence[float]) -> Array:
-    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
-    return Array(name=name, dtype="float64", shape=shape, data=data)
+def _plain(name: str, shape: tuple[int, ...], values: Sequence[Element]) -> Array:
+    """An array of float64, or of text."""
+    text = any(it is None or isinstance(it, str) for it in values)
+    data = json.dumps(values).encode() if text else struct.pack(f"<{len(values)}d", *values)
+    return Array(name=name, dtype="object" if text else "float64", shape=shape, data=base64.b64encode(data).decode())

@@ -4,9 +4,7 @@ import json
 import math
 import os
 import shutil
-from array import array
-from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ import pytest
 
 from benchmarks.records import base_with
 from envbuild.manifest.reader import read_manifest
+from envbuild.serve.gate_request import request_of
 from envbuild.stamp.history import read_stamp
+from envbuild.verify.golden.check import elements
 from tests.e2e.parts import find_python
 from tests.e2e.services import Engine, command_output, running_registry
 from tests.e2e.test_serving_real import PREDICT, answering
@@ -30,7 +30,6 @@ DEBIAN = {"3.11": "debian:bookworm", "3.13": "debian:trixie"}
 """The releases with these Pythons; other Pythons are put on Debian 12, as a run here has its C library."""
 MODULES = {"scikit-learn": "sklearn", "xgboost-cpu": "xgboost"}
 """Modules that are not named as their project is."""
-NUMBERS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,8 @@ def rows() -> Iterator[Row]:
 
 
 ROWS = tuple(rows())
-LEARNED = Row(project="scikit-learn", release="1.5.2", python="3.11", kind="joblib-zlib", served=True)
+PINS = ("joblib==1.4.2", "numpy==2.1.3", "scipy==1.14.1", "pandas==2.2.3")
+LEARNED = Row(project="scikit-learn", release="1.5.2", python="3.11", kind="table", served=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,19 +131,20 @@ class Run:
         assert all(findings[rule] for rule in ("serve-health", "serve-golden", "serve-stop")), result["findings"]
         self.engine.pull(result["image"])
         golden = self.manifest().golden
-        [inputs], wanted = golden.inputs, {it.name: numbers(it) for it in golden.outputs}
-        rows, x = inputs.shape[0], numbers(inputs)
-        width = len(x) // rows
+        wanted = {it.name: elements(it) for it in golden.outputs}
+        instances = json.loads(request_of(golden)[0])["instances"]
         try:
             with answering(self.engine, result["image"], self.model) as it:
-                instances = [x[at * width : (at + 1) * width] for at in range(rows)]
                 found = it.post(PREDICT, {"instances": instances}).json()["predictions"]
                 for name, values in wanted.items():
                     columns = [row[name] for row in found] if len(wanted) > 1 else found
                     assert close(flat(columns), values)
-                [tensor] = it.get("/v2/models/series").json()["inputs"]
-                asked = {"name": tensor["name"], "shape": [rows, width], "datatype": tensor["datatype"], "data": x}
-                answer = it.post("/v2/models/series/infer", {"inputs": [asked]}).json()
+                tensors = it.get("/v2/models/series").json()["inputs"]
+                assert not golden.table or [it["name"] for it in tensors] == [it.name for it in golden.inputs]
+                for tensor in tensors:
+                    data = [row[tensor["name"]] if golden.table else row for row in instances]
+                    tensor |= {"shape": [len(data), *golden.inputs[0].shape[1:]], "data": flat(data)}
+                answer = it.post("/v2/models/series/infer", {"inputs": tensors}).json()
                 outputs = {it["name"]: it["data"] for it in answer["outputs"]}
                 assert len(outputs) == len(wanted)
                 for (name, values), alone in zip(sorted(wanted.items()), outputs.values(), strict=False):
@@ -152,22 +153,17 @@ class Run:
             self.engine.client.images.remove(result["image"], force=True)
 
 
-def numbers(it: Any) -> list[float]:
-    """The elements of a recorded array."""
-    return list(array(NUMBERS[it.dtype], b64decode(it.data)))
-
-
-def flat(value: Any) -> list[float]:
+def flat(value: Any) -> list[Any]:
     return [number for it in value for number in flat(it)] if isinstance(value, list) else [value]
 
 
-def close(found: list[float], wanted: list[float]) -> bool:
+def close(found: list[Any], wanted: Sequence[Any]) -> bool:
     pairs = zip(found, wanted, strict=True)
-    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
+    return all(a == b or math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
 
 
 def test_a_model_of_scikit_learn_from_training_to_a_server(tmp_path, train_env, cache, engine, registry, envbuild):
-    python = train_env("3.11", "scikit-learn==1.5.2", "joblib==1.4.2", "numpy==2.1.3", "scipy==1.14.1")
+    python = train_env("3.11", "scikit-learn==1.5.2", *PINS)
     run = Run(
         row=LEARNED, folder=tmp_path, engine=engine, host=registry.host, command=envbuild, cache=cache / "envbuild"
     )
@@ -175,6 +171,19 @@ def test_a_model_of_scikit_learn_from_training_to_a_server(tmp_path, train_env, 
     image = run.pushed("debian:bookworm")
     run.predicted(image)
     run.served("--no-bytecode")  # which takes as long as the rest
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        pytest.param(("scikit-learn==1.5.2", *PINS), id="pandas-2"),
+        pytest.param(("pandas==1.5.3", "numpy==1.26.4"), id="pandas-1", marks=pytest.mark.slow),
+        pytest.param(("pandas==3.*",), id="pandas-3", marks=pytest.mark.slow),
+    ],
+)
+def test_tables_are_recorded_and_made_again_column_by_column(train_env, pins):
+    env = cleaned(os.environ) | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    command_output(str(train_env("3.11", *pins)), str(PROGRAM.with_name("tables.py")), env=env)
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from tests.fakes.engine import serving_engine
 from tests.fakes.index import closed_port
 from tests.fakes.trees import BASE, image_of_trees
 from tests.reporting import Calling
-from tests.unit.test_golden_check import array_of, golden_of, manifest_with
+from tests.unit.test_golden_check import array_of, golden_of, manifest_with, texts
 
 DOCS = Path(__file__).parents[2] / "docs/serving.md"
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -89,6 +89,29 @@ def test_several_inputs_are_objects_by_name_and_so_are_several_outputs():
     assert not agrees
     assert "output p" in says
     assert "at [1]: 0.5, and 0.25 was recorded" in says
+
+
+def test_a_table_is_objects_by_column_and_text_is_compared_as_text():
+    columns = (texts("Ulm", None, dtype="str", name="city"), array_of([1.5, float("nan")], name="0"))
+    golden = golden_of(columns, [texts("ja", "nein", name="predict"), array_of([0.5, 0.25], name="p")])
+    body, _ = request_of(dataclasses.replace(golden, table=True))
+    assert json.loads(body)["instances"] == [{"city": "Ulm", "0": 1.5}, {"city": None, "0": "NaN"}]
+    right = [{"predict": "ja", "p": 0.5}, {"predict": "nein", "p": 0.25}]
+    assert said(golden, {"predictions": right})[0][1]
+    [(rule, agrees, says)] = said(golden, {"predictions": [right[0], right[0] | {"p": 0.25}]})
+    assert (rule, agrees) == ("serve-golden", False)
+    assert "at [1]: ja, and nein was recorded" in says
+    [(_, agrees, says)] = said(golden, {"predictions": [it | {"predict": 1} for it in right]})
+    assert not agrees
+    assert "output predict has the type float64" in says
+
+
+def test_of_a_table_that_is_too_large_for_a_request_the_last_rows_are_cut():
+    words = [str(it) for it in range(1030)]
+    golden = golden_of([texts(*words, name="word")], [texts(*words)])
+    body, cut = request_of(dataclasses.replace(golden, table=True))
+    assert json.loads(body)["instances"][-1] == {"word": "1023"}
+    assert said(cut, {"predictions": words[:1024]})[0][1]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from array import array
 from collections import UserDict
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,16 @@ from hypothesis import strategies as st
 from envbuild.capture.golden import golden_facts, golden_sample
 from envbuild.manifest.reader import read_manifest
 from tests.unit.modelling import MODELS
+
+
+class Labels:
+    """What becomes an array, as a Series does."""
+
+    def __init__(self, values: list) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array(self.values, dtype=object)
 
 
 def numbers(facts: dict, kind: str) -> list:
@@ -33,6 +44,25 @@ def test_lists_are_kept_as_numpy_would():
     assert (a["name"], a["dtype"], a["shape"], numbers(a, "b")) == ("a", "bool", [2], [1, 0])
     assert (b["name"], b["dtype"], b["shape"], numbers(b, "d")) == ("b", "float64", [2], [1.5, 2.0])
     assert (sample["rtol"], sample["atol"]) == (1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["ja", "nein", None],
+        np.array(["ja", "nein", None], dtype=object),
+        np.array([b"ja", b"nein", None], dtype=object),
+        Labels(["ja", "nein", None]),
+    ],
+    ids=["list", "text", "bytes", "series"],
+)
+def test_text_is_kept_with_what_is_missing(value):
+    (labels,) = golden_sample([1], {"label": value})["outputs"]
+    data = base64.b64decode(labels["data"])
+    assert (labels["name"], labels["dtype"], labels["shape"]) == ("label", "object", [3])
+    assert (json.loads(data), labels["sha256"]) == (["ja", "nein", None], hashlib.sha256(data).hexdigest())
+    (fixed,) = golden_sample([1], np.array([["a"], ["bc"]]))["outputs"]
+    assert (fixed["dtype"], fixed["shape"], base64.b64decode(fixed["data"])) == ("object", [2, 1], b'["a","bc"]')
 
 
 def test_one_number_is_an_array_without_dimensions():
@@ -59,13 +89,19 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
     ("value", "reason"),
     [
         *((value, "different lengths") for value in ([[1], [2, 3]], [[1], 2])),
-        *((value, "not an array of numbers") for value in ([1, "x"], ["x"], [None], [True, 1], [{}], object())),
+        *((value, "not an array of numbers or text") for value in ([None], [True, 1], [{}], object())),
+        ([1, "x"], "the outputs has type list and holds int, str: convert it to text"),
+        (
+            {"label": np.array([b"x", {}], dtype=object)},
+            "output 'label' has type object and holds dict, str: convert it",
+        ),
+        ({"when": np.array(["2024-01-01"], dtype="datetime64[D]")}, r"output 'when' has type datetime64\[D\]; use"),
         ([1 << 64], "64 bits"),
         ([], "or none"),
         ([[]], "or none"),
-        ({}, "1 to 100 arrays"),
-        ({str(number): [1] for number in range(101)}, "1 to 100 arrays"),
-        *((value, "take fewer rows") for value in ([0.0] * 131073, [[0.0] * 1024] * 129)),
+        ({}, "1 to 1024 arrays"),
+        ({str(number): [1] for number in range(1025)}, "1 to 1024 arrays"),
+        *((value, "take fewer rows") for value in ([0.0] * 131073, [[0.0] * 1024] * 129, ["x" * 1024] * 1024)),
     ],
 )
 def test_what_is_no_small_array_is_refused(value, reason):
@@ -126,6 +162,8 @@ ONE = npy("<f4", (1,), struct.pack("<f", 1))
         (npy(">c8", (1,), b"abcdefgh"), "complex64", b"dcbahgfe"),
         (npy("<f8", (1,), bytes(8), version=2), "float64", bytes(8)),
         (npy("<f8", (1,), bytes(8), version=3, fortran=True), "float64", bytes(8)),
+        (npy("<U2", (2,), "a\0Kö".encode("utf-32-le")), "object", b'["a","K\\u00f6"]'),
+        (npy(">U1", (1,), "a".encode("utf-32-be")), "object", b'["a"]'),
     ],
 )
 def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
@@ -136,12 +174,13 @@ def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
 
 NO_NUMBERS = [
     npy("|O", (1,), pickle.dumps([1])),
-    npy("<U3", (1,), bytes(12)),
     npy("<V2", (1,), bytes(2)),
     npy([("a", "<f4")], (1,), bytes(4)),
 ]
 NO_NPY = [
     npy("<f4", (5,), bytes(16)),
+    npy("<U3", (2,), bytes(12)),
+    npy("<U1", (1,), b"\xff" * 4),
     npy("<f4", (-1, -4), bytes(16)),
     npy("<f4", (-1,), b""),
     npy("<f4", ("x",), bytes(16)),

@@ -24,12 +24,16 @@ from envbuild.verify.golden import program
 from envbuild.verify.golden.check import (
     DamagedError,
     apart,
+    categories,
     check,
     content,
     deviation,
+    elements,
+    fitted,
     judged,
     numbers,
     paired,
+    unfit,
     width_of,
 )
 from envbuild.verify.golden.runners import InInterpreter
@@ -345,6 +349,53 @@ def test_types_that_cannot_be_read_are_compared_by_their_bytes():
     assert found(golden_of([], [eights]), eights)[0].agrees
     [fault] = found(golden_of([], [eights]), dataclasses.replace(eights, data="AQ=="))
     assert (fault.severity, fault.id) == ("warning", "golden-sample")
+
+
+def texts(*values, dtype="object", name="", **more) -> Array:
+    data = base64.b64encode(json.dumps(values).encode()).decode()
+    return Array(name=name, dtype=dtype, shape=(len(values),), data=data, **more)
+
+
+def test_text_agrees_where_it_is_equal():
+    wanted = golden_of([], [texts("ja", "nein", None, name="label"), array_of([1.0, 2.0, 3.0], name="p")])
+    [fine] = found(wanted, *wanted.outputs)
+    assert (fine.agrees, fine.says) == (True, "the model gives what was recorded: 2 outputs, 6 values, exactly")
+    [fault] = found(wanted, texts("ja", "ja", "ja", name="label"), wanted.outputs[1])
+    assert (fault.severity, fault.wanted, fault.found) == ("error", "nein", "ja")
+    assert (
+        fault.says
+        == "2 of 3 values of output label are not what was recorded; the first is at [1]: ja, and nein was recorded"
+    )
+    [other] = found(wanted, array_of([1, 0, 0], "int64", name="label"), wanted.outputs[1])
+    assert other.says == "output label has the type int64, and object was recorded"
+
+
+@pytest.mark.parametrize("data", [b"[", b"{}", b'["a","b"]', b"[[1]]", b"[" * 10_000, b"[%d]" % 2**64])
+def test_what_is_no_list_of_texts_is_damaged(data):
+    damaged = dataclasses.replace(texts("a"), data=base64.b64encode(data).decode())
+    with pytest.raises(DamagedError):
+        elements(damaged)
+    fault = unfit(manifest_with(golden_of([damaged], [texts("a")])))
+    assert fault is not None
+    assert fault.id == "golden-sample"
+    with pytest.raises(DamagedError):
+        categories(dataclasses.replace(texts("a"), categories="A"))
+
+
+def test_a_model_that_takes_no_table_gets_its_columns_as_one_array(ask):
+    columns = [array_of([1.0, 2.0], name="a"), array_of([3, 4], "int64", name="b")]
+    table = dataclasses.replace(golden_of(columns, [array_of([0.0])]), table=True)
+    assert fitted(table, "joblib") is table
+    one = fitted(table, "keras")
+    assert (one.table, [(it.name, it.dtype, it.shape) for it in one.inputs]) == (False, [("", "float64", (2, 2))])
+    assert list(elements(one.inputs[0])) == [1.0, 3.0, 2.0, 4.0]
+    uneven = dataclasses.replace(table, inputs=(columns[0], array_of([1.0], name="b")))
+    with pytest.raises(DamagedError):
+        fitted(uneven, "keras")
+    city = dataclasses.replace(table, inputs=(texts("Ulm", "Bonn", name="city", dtype="str"),))
+    [finding] = ask(city)
+    assert (finding.id, finding.severity) == ("golden-sample", "warning")
+    assert "its column city has the type str" in finding.says
 
 
 def test_an_array_without_dimensions_has_no_place():

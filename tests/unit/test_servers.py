@@ -1,6 +1,8 @@
 """What a serving image gets so that it answers requests."""
 
 import ast
+import base64
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from envbuild.serve.contents import REQUIREMENTS, server_parts
 from tests.fakes.images import image_of
 from tests.unit.serving_app import FOLDER
 from tests.unit.test_gate import order_of, origin_of
-from tests.unit.test_golden_check import manifest_with
+from tests.unit.test_golden_check import array_of, golden_of, manifest_with, texts
 
 
 def origin(kind=None):
@@ -44,6 +46,31 @@ def test_it_calls_the_methods_whose_outputs_the_run_recorded(tmp_path, outputs, 
     recorded = replace(origin("joblib"), manifest=manifest_with(golden))
     server = server_parts(order_of(tmp_path, server="fastapi"), recorded)
     assert dict(server.variables).get("ENVBUILD_METHODS") == methods
+
+
+def test_it_gets_the_columns_of_the_table_that_the_run_recorded(tmp_path):
+    categories = base64.b64encode(b'["Bonn","Ulm"]').decode()
+    columns = [
+        array_of([1.0], name="age"),
+        texts("Ulm", dtype="category", name="city", categories=categories),
+        texts(None, "x", name="note"),
+        texts(float("nan"), True, name="vip"),
+        texts(None, dtype="Int64", name="visits"),
+    ]
+    table = replace(golden_of(columns, [texts("ja", name="predict")]), table=True)
+    order, recorded = order_of(tmp_path, server="fastapi"), replace(origin("joblib"), manifest=manifest_with(table))
+    content = server_parts(order, recorded).files["/app/columns.json"]
+    assert isinstance(content, bytes)
+    unknown = {"categories": [], "none": False}
+    assert json.loads(content) == [
+        {"name": "age", "dtype": "float32", "kind": "float32"},
+        {"name": "city", "dtype": "category", "kind": "bytes", "categories": ["Bonn", "Ulm"], "none": False},
+        {"name": "note", "dtype": "object", "kind": "bytes", "categories": [], "none": True},
+        {"name": "vip", "dtype": "object", "kind": "bool", **unknown},
+        {"name": "visits", "dtype": "Int64", "kind": None, "categories": [], "none": True},
+    ]
+    damaged = manifest_with(replace(table, inputs=(replace(columns[1], categories="A"),)))
+    assert "/app/columns.json" not in server_parts(order, replace(recorded, manifest=damaged)).files
 
 
 def test_its_requirements_are_what_it_imports():

@@ -181,7 +181,7 @@ def test_every_format_names_the_package_and_ends_alike(site, form):
     else:
         assert "error    tool: wanted 1.0, found 2.0 [package]" in done.stdout.splitlines()
     assert "1 of " in done.stderr
-    assert " findings differs" in done.stderr
+    assert " checks failed" in done.stderr
 
 
 def test_equal_targets_of_every_kind_agree(site):

@@ -17,6 +17,7 @@ from typing import Any
 from envbuild.cache import workplace
 from envbuild.capture import script
 from envbuild.capture.gcs import Unread
+from envbuild.capture.golden import NUMERIC, PLAIN
 from envbuild.capture.model import read_artifacts
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
@@ -146,6 +147,8 @@ def _check(blobs: Mapping[str, Any], total: int, uri: ModelUri, folder: Path) ->
 
 
 Number = int | float | complex
+Element = Number | str | None
+"""Text is not a number; None is a missing value."""
 _CODES = {
     "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
@@ -176,7 +179,9 @@ _ENDS = {
     137: "it was killed (SIGKILL), most often for want of memory",
     139: "it crashed (SIGSEGV)",
 }
-_RECORD = "record one when training ends: keras_callback(golden_inputs=...), or envbuild capture --golden FILE.npz"
+_RECORD = (
+    "record one when training ends: golden_sample(...), keras_callback(golden_inputs=...) or capture --golden FILE"
+)
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
 _ISOLATED = (
     "run it in an image, where a container engine or bubblewrap isolates it: `envbuild verify MODEL IMAGE --golden "
@@ -243,21 +248,46 @@ def numbers(dtype: str, data: bytes) -> Sequence[Number]:
     return struct.unpack(f"<{len(data) // struct.calcsize(f'<{code}')}{code}", data)
 
 
+def elements(array: Array) -> Sequence[Element]:
+    """The elements of any type; DamagedError as `content`, for what is no list of them, and for unknown numbers."""
+    if NUMERIC.fullmatch(array.dtype):
+        if width_of(array.dtype) is None:
+            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
+        return numbers(array.dtype, content(array))
+    found = _listed(content(array))
+    if len(found) != math.prod(array.shape):
+        raise DamagedError(f"its data has {len(found)} values, and its shape asks for {math.prod(array.shape)}")
+    return found
+
+
+def categories(array: Array) -> Sequence[Element]:
+    """The categories of a column; none where it is of another type. DamagedError."""
+    return _listed(content(replace(array, data=array.categories, sha256=None))) if array.categories else ()
+
+
+def _listed(data: bytes) -> Sequence[Element]:
+    try:
+        found: Sequence[Element] = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError("its data is not JSON") from error
+    known = isinstance(found, list) and all(it is None or isinstance(it, PLAIN) for it in found)
+    if not known or any(isinstance(it, int) and it.bit_length() > 64 for it in found):
+        raise DamagedError("its data is not a list of texts and numbers of 64 bits")
+    return found
+
+
 def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Deviation:
     """How far two arrays of one shape are apart, where |found - wanted| <= atol + rtol * |wanted| is allowed.
 
-    NaN is equal to NaN, and an infinity to itself only. DamagedError as `content`, and for types that have no width.
+    NaN is equal to NaN, an infinity to itself only, and so is text. DamagedError as `elements`.
     """
-    for array in (wanted, found):
-        if width_of(array.dtype) is None:
-            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
-    pairs = zip(numbers(found.dtype, content(found)), numbers(wanted.dtype, content(wanted)), strict=True)
-    worst: tuple[tuple[bool, float], int, Number, Number] = ((False, -1.0), 0, 0, 0)
+    pairs = zip(elements(found), elements(wanted), strict=True)
+    worst: tuple[tuple[bool, float], int, Element, Element] = ((False, -1.0), 0, 0, 0)
     beyond, count = 0, 0
     for index, (a, b) in enumerate(pairs):
         count += 1
         distance = apart(a, b)
-        far = distance > atol + rtol * abs(b) or distance == math.inf
+        far = distance == math.inf or (distance > 0 and distance > atol + rtol * abs(b))  # type: ignore[arg-type] # text is 0 or inf apart
         beyond += far
         if (far, distance) > worst[0]:
             worst = ((far, distance), index, a, b)
@@ -271,10 +301,12 @@ def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Devia
     )
 
 
-def apart(a: Number, b: Number) -> float:
-    """|a - b|; 0 for two NaN, infinite for one NaN, and for infinities that differ."""
+def apart(a: Element, b: Element) -> float:
+    """|a - b|; 0 for two NaN, infinite for one NaN, for infinities that differ, and for text that differs."""
     if a == b:
         return 0.0
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return math.inf
     nan = [value != value for value in (a, b)]  # noqa: PLR0124 - so is NaN, of complex numbers too
     if all(nan):
         return 0.0
@@ -302,7 +334,8 @@ def judged(golden: Golden, found: Sequence[Array]) -> Iterator[Finding]:
     yield from faults
     if not any(it.severity == "error" or it.id != RULE for it in faults):
         sample = counted(len(golden.outputs), "output")
-        count = counted(sum(math.prod(array.shape) for array in golden.outputs), "number")
+        noun = "number" if all(NUMERIC.fullmatch(array.dtype) for array in golden.outputs) else "value"
+        count = counted(sum(math.prod(array.shape) for array in golden.outputs), noun)
         largest = max((far.largest for far, _ in results if far), default=0.0)
         near = f"within {_tolerance(golden)}; the largest difference is {largest:.2g}" if largest else "exactly"
         yield Finding(about=RULE, agrees=True, says=f"the model gives what was recorded: {sample}, {count}, {near}")
@@ -343,10 +376,12 @@ def _compare(wanted: Array, found: Array, golden: Golden) -> tuple[Deviation | N
     if far.beyond:
         where = f" at {list(far.place)}" if far.place else ""
         are = "is" if far.beyond == 1 else "are"
-        says = (
-            f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than {_tolerance(golden)}; "
-            f"the largest deviation is {far.largest:.6g}{where}: {far.found}, and {far.wanted} was recorded"
-        )
+        if _kind(wanted) == "text":
+            says = f"{far.beyond} of {counted(far.count, 'value')} of {name} {are} not what was recorded; the first is"
+        else:
+            says = f"{far.beyond} of {counted(far.count, 'number')} of {name} {are} further off than "
+            says += f"{_tolerance(golden)}; the largest deviation is {far.largest:.6g}"
+        says += f"{where}: {far.found}, and {far.wanted} was recorded"
         faults.append(_wrong(says, far.wanted, far.found))
     return far, faults
 
@@ -364,7 +399,9 @@ def _tolerance(golden: Golden) -> str:
 
 
 def _kind(array: Array) -> str:
-    """`float` for float32 and bfloat16."""
+    """`float` for float32 and bfloat16, `text` for what is no type of numbers."""
+    if not NUMERIC.fullmatch(array.dtype):
+        return "text"
     return re.sub(r"\d.*", "", array.dtype).removeprefix("b") if array.dtype != "bool" else "bool"
 
 
@@ -398,7 +435,7 @@ def unfit(manifest: TrainingManifest) -> Finding | None:
         return not_run("the manifest has no golden sample", todo=_RECORD)
     for array in (*manifest.golden.inputs, *manifest.golden.outputs):
         try:
-            content(array)
+            content(array) if NUMERIC.fullmatch(array.dtype) else (*elements(array), *categories(array))
         except DamagedError as error:
             says = f"the manifest's golden sample cannot be used: {array.name or 'an array'} is damaged: {error}"
             return not_run(says, todo=_RECORD)
@@ -420,10 +457,14 @@ def golden_check(
     is_pickle = model.format in program.PICKLES
     if is_pickle and isinstance(runner, InInterpreter) and runner.kept is None:
         return (not_run(_PICKLE, todo=_ISOLATED),)
+    try:
+        golden = fitted(golden, model.format)
+    except DamagedError as error:
+        return (not_run(f"a model of the format {model.format} takes no table: {error}", todo=_SAVE),)
     order = {
         "format": model.format,
         "model": f"model/{model.start}".rstrip("/"),
-        "inputs": [{"name": it.name, "dtype": it.dtype, "shape": it.shape, "data": it.data} for it in golden.inputs],
+        "inputs": [_input(it, golden.table) for it in golden.inputs],
         "outputs": [{"name": it.name, "shape": it.shape} for it in golden.outputs],
     }
     beside: dict[str, bytes | Path] = {
@@ -444,6 +485,33 @@ def golden_check(
     except UsageError as error:
         return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
     return tuple(_with_files(it, model, manifest) for it in _findings(golden, ran, seconds))
+
+
+def fitted(golden: Golden, format_: str | None) -> Golden:
+    """Return a sample as a model takes it: the columns of a table as one array, if no model of the format takes tables.
+
+    DamagedError where they are not numbers.
+    """
+    entry = program.FORMATS.get(format_ or "")
+    if not golden.table or entry is None or entry[2] is program.call_estimator:
+        return golden
+    for it in golden.inputs:
+        if it.dtype not in _CODES or len(it.shape) != 1 or it.shape != golden.inputs[0].shape:
+            raise DamagedError(f"its column {it.name} has the type {it.dtype} and the shape {list(it.shape)}")
+    types = {it.dtype for it in golden.inputs}
+    dtype, columns = types.pop() if len(types) == 1 else "float64", [elements(it) for it in golden.inputs]
+    values = [value for row in zip(*columns, strict=True) for value in row]
+    data = base64.b64encode(struct.pack(f"<{len(values)}{_CODES[dtype]}", *values)).decode()
+    array = Array(name="", dtype=dtype, shape=(len(columns[0]), len(columns)), data=data)
+    return replace(golden, inputs=(array,), table=False)
+
+
+def _input(array: Array, table: bool) -> dict[str, Any]:
+    """An input for the program: numbers as they are recorded, all else as its values."""
+    found = {"name": array.name, "dtype": array.dtype, "shape": array.shape, "table": table}
+    if NUMERIC.fullmatch(array.dtype):
+        return found | {"data": array.data}
+    return found | {"values": elements(array), "categories": categories(array)}
 
 
 def _findings(golden: Golden, ran: Ran, seconds: float) -> Iterable[Finding]:

@@ -19,7 +19,7 @@ CAPTURE = "envbuild_capture"
 LAST_LINES = 12
 LONGEST, CAUSES = 500, 20
 """Characters of an error, and errors of a chain."""
-ONNX = {"float": "float32", "double": "float64", "bool": "bool"}
+ONNX = {"float": "float32", "double": "float64", "string": "object"}
 """Types that ONNX names in its own way."""
 
 
@@ -132,6 +132,8 @@ def encoded(values: Any, wanted: list[str]) -> Any:
 def array_of(item: dict[str, Any]) -> Any:
     """Decode an input."""
     numpy = importlib.import_module("numpy")
+    if "values" in item:
+        return numpy.array(item["values"], dtype=object).reshape(item["shape"])
     try:
         dtype = numpy.dtype(item["dtype"])
     except TypeError:
@@ -141,7 +143,7 @@ def array_of(item: dict[str, Any]) -> Any:
 
 def in_order(inputs: list[dict[str, Any]]) -> bool:
     """Tell whether inputs go by their place and not by names."""
-    return all(item["name"] == "" or item["name"].isdigit() for item in inputs)
+    return all(not item["table"] and (item["name"] == "" or item["name"].isdigit()) for item in inputs)
 
 
 def by_place(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -271,15 +273,28 @@ def call_estimator(_: Any, model: Any, inputs: list[dict[str, Any]], wanted: lis
     if in_order(inputs):
         values: Any = array_of(by_place(inputs)[0])
     else:
-        values = importlib.import_module("pandas").DataFrame({item["name"]: array_of(item) for item in inputs})
+        values = table_of(importlib.import_module("pandas"), inputs, getattr(model, "feature_names_in_", ()))
     if type(model).__module__.startswith("xgboost") and type(model).__name__ == "Booster":
-        values = importlib.import_module("xgboost").DMatrix(values)
+        values = importlib.import_module("xgboost").DMatrix(values, enable_categorical=not in_order(inputs))
     names = [item["name"] for item in wanted]
     if all(name and callable(getattr(model, name, None)) for name in names):
         return {name: getattr(model, name)(values) for name in names}
     found = model.predict(values)
     several = len(wanted) == 1 and len(wanted[0]["shape"]) == 2 and getattr(found, "ndim", 2) == 1
     return model.predict_proba(values) if several and hasattr(model, "predict_proba") else found
+
+
+def table_of(pandas: Any, inputs: list[dict[str, Any]], names: Any) -> Any:
+    """Make a DataFrame with the columns' own types; what was no table is ordered as the model names its columns."""
+    columns = {}
+    for item in inputs:
+        column = array_of(item)
+        if item["table"] and "values" in item:
+            known = item["dtype"] == "category"
+            dtype = pandas.CategoricalDtype(item["categories"]) if known else item["dtype"]
+            column = pandas.Series(item["values"], dtype=dtype)
+        columns[item["name"]] = column
+    return pandas.DataFrame({name: columns[name] for name in (names if set(names) == set(columns) else columns)})
 
 
 KERAS = (keras, lambda module, path: module.models.load_model(path, compile=False), call_keras)

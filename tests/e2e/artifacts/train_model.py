@@ -17,10 +17,41 @@ RANDOM = np.random.RandomState(7)
 X = RANDOM.normal(size=(90, 4)).astype("float32")
 Y = (X[:, 0] + X[:, 1] > 0).astype(int) + (X[:, 2] > 0.5).astype(int)
 FEW = X[:5]
+LABELS = np.array(["low", "middle", "high"])[Y]
 TEXTS = ["the wheel is locked", "a layer is pushed", "the image is pulled"]
 
 
+def table():
+    """The same as a table with numbers, booleans, text and missing values."""
+    import pandas as pd
+
+    seen, city = pd.Series(X[:, 2] > 0.5), pd.Series(np.where(X[:, 0] > 0, "Köln", "Ulm"))
+    columns = {"wheel": X[:, 0], "layer": X[:, 1].astype("float64"), "seen": seen, "city": city, "count": Y * 2}
+    found = pd.DataFrame(columns)
+    found.loc[1, "layer"] = float("nan")
+    found.loc[2, "city"] = None
+    return found
+
+
+def of_table(folder):
+    """A pipeline that encodes columns of text, and predicts labels of text."""
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    x = table()
+    encoder = OneHotEncoder(handle_unknown="ignore")
+    columns = make_column_transformer((SimpleImputer(), ["layer", "wheel"]), (encoder, ["city", "seen"]))
+    model = make_pipeline(columns, LogisticRegression()).fit(x, LABELS)
+    estimator("joblib-zlib", folder, model)
+    return x[:5], {"predict": model.predict(x[:5]), "predict_proba": model.predict_proba(x[:5])}
+
+
 def scikit_learn(kind, folder):
+    if kind == "table":
+        return of_table(folder)
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -47,12 +78,20 @@ def estimator(kind, folder, model):
 def xgboost(kind, folder):
     from xgboost import XGBClassifier
 
-    model = XGBClassifier(n_estimators=6, max_depth=3, n_jobs=1).fit(X, Y)
+    kind, x = inputs(kind)
+    more = {} if x is X else {"enable_categorical": True, "tree_method": "hist"}
+    model, few = XGBClassifier(n_estimators=6, max_depth=3, n_jobs=1, **more).fit(x, Y), x[:5]
     if kind == "pickle":
         estimator(kind, folder, model)
     else:
         model.save_model(str(folder / ("model." + kind)))
-    return FEW, {"predict": model.predict(FEW), "predict_proba": model.predict_proba(FEW)}
+    return few, {"predict": model.predict(few), "predict_proba": model.predict_proba(few)}
+
+
+def inputs(kind):
+    """A kind as it is without `-table`; and the table with its text as categories, where that is asked for, or the array."""
+    kind, _, more = kind.partition("-")
+    return kind, table().astype({"city": "category"}) if more == "table" else X
 
 
 xgboost_cpu = xgboost
@@ -61,10 +100,11 @@ xgboost_cpu = xgboost
 def lightgbm(kind, folder):
     from lightgbm import LGBMClassifier
 
-    model = LGBMClassifier(n_estimators=6, min_child_samples=5, n_jobs=1).fit(X, Y)
+    kind, x = inputs(kind)
+    model = LGBMClassifier(n_estimators=6, min_child_samples=5, n_jobs=1).fit(x, Y)
     if kind == "txt":
         model.booster_.save_model(str(folder / "model.txt"))
-        return FEW, model.booster_.predict(FEW)
+        return x[:5], model.booster_.predict(x[:5])
     estimator(kind, folder, model)
     return FEW, {"predict": model.predict(FEW), "predict_proba": model.predict_proba(FEW)}
 
@@ -72,12 +112,16 @@ def lightgbm(kind, folder):
 def catboost(kind, folder):
     from catboost import CatBoostClassifier
 
-    model = CatBoostClassifier(iterations=6, depth=3, thread_count=1, verbose=0, allow_writing_files=False).fit(X, Y)
+    kind, x = inputs(kind)
+    more = {} if x is X else {"cat_features": ["city", "seen"]}
+    x = x if x is X else x.astype({"city": "object"}).fillna({"city": ""})
+    model = CatBoostClassifier(6, depth=3, thread_count=1, verbose=0, allow_writing_files=False, **more)
+    model, few = model.fit(x, Y if x is X else LABELS), x[:5]
     if kind == "pickle":
         estimator(kind, folder, model)
     else:
         model.save_model(str(folder / ("model." + kind)), format=kind)
-    return FEW, {"predict": model.predict(FEW), "predict_proba": model.predict_proba(FEW)}
+    return few, {"predict": model.predict(few), "predict_proba": model.predict_proba(few)}
 
 
 def onnxruntime(kind, folder):

@@ -60,6 +60,11 @@ class Tensor:
     text: bool = False
     """Whether it may be text as well where no type is said; its numbers then keep all their digits."""
 
+    @property
+    def column(self) -> bool:
+        """Whether it is a column of a table: null is a missing value, and numbers of any type are converted."""
+        return self.text and self.shape == (None,)
+
 
 def parsed(body: bytes) -> dict[str, Any]:
     """Read a body that is to be a JSON object."""
@@ -115,6 +120,27 @@ def joined(parts: Iterable[bytes], most: int) -> bytes:
 def _too_large(most: int) -> Refused:
     limit = f"more than {most} bytes, the most that is sent (ENVBUILD_MAX_RESPONSE_BYTES)"
     return Refused(f"the response would have {limit}: ask for fewer rows, or by protocol v2 for fewer outputs")
+
+
+def column_of(value: Any, dtype: str | None, name: str) -> np.ndarray:
+    """Make a column of a table: as `array_of`, and of one dimension; null is NaN among floats, else None."""
+    if not isinstance(value, list):
+        raise Refused(f"input {name!r} is to be a list")
+    there = [it is not None for it in value]
+    rest = [it for it in value if it is not None]
+    if dtype not in (None, BYTES, "bool") and set(map(type, rest)) == {bool}:
+        rest = list(map(int, rest))  # a library that has numbers alone takes a column of booleans as 0 and 1
+    found = array_of(rest, dtype, name, text=True) if rest else np.empty(0, object if dtype == BYTES else dtype)
+    if found.shape[1:] == (1,):  # as KServe's clients send a column
+        found = found.reshape(-1)
+    if all(there) or found.ndim != 1:
+        return found
+    if dtype is None and found.dtype.kind in "iu":
+        found = found.astype("float64")
+    floats = found.dtype.kind == "f"
+    column = np.full(len(value), np.nan if floats else None, found.dtype if floats else object)
+    column[there] = found
+    return column
 
 
 def array_of(value: Any, dtype: str | None, name: str, *, text: bool = False) -> np.ndarray:

@@ -57,7 +57,8 @@ def _instances(settings: Settings, inputs: Sequence[Tensor]) -> dict[str, Any]:
 def _values(tensor: Tensor, shape: Sequence[int | None]) -> dict[str, Any]:
     """Describe lists in lists of this shape."""
     if not shape:
-        return _value(str(tensor.dtype))
+        value = _value(str(tensor.dtype))
+        return {"anyOf": [value, {"type": "null"}]} if tensor.column else value
     length = {} if shape[0] is None else {"minItems": shape[0], "maxItems": shape[0]}
     return {"type": "array", "items": _values(tensor, shape[1:]), **length}
 

@@ -7,17 +7,56 @@ import json
 import os
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serving.arrays import Tensor
+from serving.arrays import Refused, Tensor
 from serving.model import Arrays, Model
 from serving.settings import Unusable
 
 METHODS = "ENVBUILD_METHODS"
 """The methods that give the outputs, each under its name: `predict,predict_proba`; `predict` by default."""
+
+COLUMNS = Path(__file__).parents[1] / "columns.json"
+"""The columns of the table that the run recorded, which `envbuild serve` writes."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; without types where only its name is known."""
+
+    name: str
+    kind: str | None = None
+    """What is sent for it: `int64`, or `bytes` for text."""
+    dtype: str | None = None
+    """As pandas names it."""
+    categories: tuple[Any, ...] = ()
+    none: bool = False
+    """Whether null is None in an object column, and not NaN."""
+
+    def series(self, pandas: Any, array: np.ndarray) -> Any:
+        """Return values as training had them; Refused where they are not of the type."""
+        values = _values(array)
+        if self.dtype is None or (array.dtype.name == self.dtype != "object"):
+            return values
+        if self.dtype == "object" and not self.none:
+            values[values == None] = np.nan  # noqa: E711 - of each element
+        if self.kind == self.dtype and None in values.tolist():
+            raise Refused(f"input {self.name!r} takes {self.dtype}, which has no missing values")
+        dtype = pandas.CategoricalDtype(self.categories) if self.dtype == "category" else self.dtype
+        try:
+            return pandas.Series(values.tolist(), dtype=dtype)
+        except (ValueError, TypeError) as error:
+            raise Refused(f"input {self.name!r} takes {self.dtype}: {error}") from None
+
+
+def _recorded() -> dict[str, Column]:
+    if not COLUMNS.is_file():
+        return {}
+    return {it["name"]: Column(**it) for it in json.loads(COLUMNS.read_bytes())}
 
 
 def load_pickle(path: Path) -> Model:
@@ -45,19 +84,28 @@ def load_xgboost(path: Path) -> Model:
     kind = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type")
     name = {"classifier": "XGBClassifier", "regressor": "XGBRegressor", "ranker": "XGBRanker"}.get(kind)
     if name is None:
-        names = tuple(booster.feature_names or ())
-        return described(
-            "xgboost", names, booster.num_features(), {"predict": lambda x: booster.predict(xgboost.DMatrix(x))}
-        )
+
+        def predict(given: Any) -> Any:
+            return booster.predict(xgboost.DMatrix(given, enable_categorical=hasattr(given, "columns")))
+
+        return described("xgboost", _columns(booster), booster.num_features(), {"predict": predict})
     loaded = getattr(xgboost, name)()
     loaded.load_model(str(path))
-    return estimator("xgboost", loaded)
+    return estimator("xgboost", loaded, _columns(booster))
+
+
+def _columns(booster: Any) -> tuple[Column, ...]:
+    """Return the columns of XGBoost, which are numbers but for categories."""
+    types = booster.feature_types or ["c"] * len(booster.feature_names or ())
+    pairs = zip(booster.feature_names or (), types)  # noqa: B905 - Python 3.9 has no strict
+    return tuple(Column(name, None if kind == "c" else "float64") for name, kind in pairs)
 
 
 def load_lightgbm(path: Path) -> Model:
     """Load LightGBM's text as a Booster, whose predictions are probabilities for classes."""
     booster = importlib.import_module("lightgbm").Booster(model_file=str(path))
-    return described("lightgbm", (), booster.num_feature(), {"predict": booster.predict})
+    columns = tuple(_recorded().values()) if len(_recorded()) == booster.num_feature() else ()
+    return described("lightgbm", columns, booster.num_feature(), {"predict": booster.predict})
 
 
 def load_catboost(path: Path) -> Model:
@@ -69,13 +117,14 @@ def load_catboost(path: Path) -> Model:
     if loss in ("Logloss", "CrossEntropy", "MultiClass", "MultiClassOneVsAll"):
         loaded = catboost.CatBoostClassifier().load_model(str(path), format=kind)
     names = tuple(loaded.feature_names_)
+    words = {*loaded.get_cat_feature_indices(), *loaded.get_text_feature_indices()}
     if names != tuple(map(str, range(len(names)))):
-        return estimator("catboost", loaded, columns=names)
-    words = loaded.get_cat_feature_indices() or loaded.get_text_feature_indices()
+        columns = (Column(name, None if at in words else "float64") for at, name in enumerate(names))
+        return estimator("catboost", loaded, tuple(columns))
     return estimator("catboost", loaded, width=0 if words else len(names))
 
 
-def estimator(platform: str, loaded: Any, columns: tuple[str, ...] = (), width: int = 0) -> Model:
+def estimator(platform: str, loaded: Any, columns: tuple[Column, ...] = (), width: int = 0) -> Model:
     """Describe an object by scikit-learn's conventions; Unusable where it lacks a method that is to be called.
 
     `columns` and `width` are what it takes where it does not say so in scikit-learn's way.
@@ -85,15 +134,17 @@ def estimator(platform: str, loaded: Any, columns: tuple[str, ...] = (), width: 
     if missing or not wanted:
         kind = f"{type(loaded).__module__}.{type(loaded).__name__}"
         raise Unusable(f"the model, a {kind}, has no method {', '.join(missing) or 'named'}: correct {METHODS}")
-    names = getattr(loaded, "feature_names_in_", None)
-    columns = columns or (tuple(map(str, names)) if names is not None else ())
+    columns = columns or tuple(Column(str(name)) for name in getattr(loaded, "feature_names_in_", ()))
+    columns = columns or tuple(_recorded().values())
     width = width or getattr(loaded, "n_features_in_", 0)
     return described(platform, columns, width, {name: getattr(loaded, name) for name in wanted})
 
 
-def described(platform: str, columns: tuple[str, ...], width: int, methods: Mapping[str, Any]) -> Model:
+def described(platform: str, columns: tuple[Column, ...], width: int, methods: Mapping[str, Any]) -> Model:
     """Return a model that takes the columns of a table by name, or rows of `width` numbers, or single values."""
-    inputs = tuple(Tensor(name, text=True) for name in columns)
+    recorded = _recorded()
+    columns = tuple(recorded.get(it.name, it) for it in columns)
+    inputs = tuple(Tensor(it.name, it.kind, (None,), text=True) for it in columns)
     if not columns:
         inputs = (Tensor("input", "float64", (None, width)) if width else Tensor("input", text=True),)
 
@@ -101,7 +152,7 @@ def described(platform: str, columns: tuple[str, ...], width: int, methods: Mapp
         given: Any
         if columns:
             pandas = importlib.import_module("pandas")
-            given = pandas.DataFrame({name: _values(arrays[name]) for name in columns})
+            given = pandas.DataFrame({it.name: it.series(pandas, arrays[it.name]) for it in columns})
         else:
             given = _values(arrays["input"])
         return {name: _answer(method(given)) for name, method in methods.items()}
@@ -119,6 +170,8 @@ def _values(array: np.ndarray) -> np.ndarray:
 
 def _answer(value: Any) -> np.ndarray:
     found = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    if found.dtype.kind in "OU" and np.array(found.tolist()).dtype.kind in "biuf":
+        found = np.array(found.tolist())
     if found.dtype.kind not in "OU":
         return found
     words = [str(it).encode() for it in found.ravel().tolist()]

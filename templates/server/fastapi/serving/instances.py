@@ -7,6 +7,7 @@ object of values by the names of the inputs; a prediction is the value of the on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from serving.arrays import (
     array_of,
     check_shape,
     check_size,
+    column_of,
     joined,
     parameters_of,
     parsed,
@@ -36,12 +38,17 @@ def decoded(body: bytes, inputs: Sequence[Tensor], most_rows: int) -> dict[str, 
     parameters_of(value)
     if len(instances) > most_rows:
         raise Refused(f"there are {len(instances)} instances, and a request may have {most_rows}")
-    columns = _columns(instances, [it.name for it in inputs])
+    names = [it.name for it in inputs]
+    if len(names) > 1 and all(it.column for it in inputs):  # a table's rows may be lists in the order of its columns
+        same = len(names)
+        instances = [dict(zip(names, it)) if isinstance(it, list) and len(it) == same else it for it in instances]  # noqa: B905
+    columns = _columns(instances, names)
     specs = {it.name: it for it in inputs}
     arrays = {}
     for name, column in columns.items():
         spec = specs.get(name, Tensor(name))
-        arrays[name] = array_of(column, spec.dtype, name, text=spec.text)
+        read = column_of if spec.column else partial(array_of, text=spec.text)
+        arrays[name] = read(column, spec.dtype, name)
         check_shape(arrays[name], spec)
     return arrays
 

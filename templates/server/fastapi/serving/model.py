@@ -32,7 +32,7 @@ def warm_up(model: Model) -> bool:
     """
     if not model.inputs or not all(it.dtype and it.shape is not None for it in model.inputs):
         return False
-    closed = all(it.dtype != BYTES and None not in (it.shape or ())[1:] for it in model.inputs)
+    closed = all(it.dtype != BYTES and not it.column and None not in (it.shape or ())[1:] for it in model.inputs)
     try:
         model.call({it.name: _zeros(it) for it in model.inputs})
     except Exception:

@@ -18,6 +18,7 @@ from serving.arrays import (
     check_rank,
     check_shape,
     check_size,
+    column_of,
     joined,
     parameters_of,
     parsed,
@@ -99,11 +100,14 @@ def _parts(model_name: str, request_id: str | None, outputs: Mapping[str, np.nda
 
 
 def described(model_name: str, platform: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the model's metadata; tensors of which the model says neither type nor shape are left out."""
+    """Return the model's metadata; tensors of which the model says neither type nor shape are left out.
+
+    A column of a table of unknown type is called BYTES, and takes numbers too.
+    """
     return {
         "name": model_name,
         "platform": platform,
-        "inputs": [_described(it) for it in inputs if it.dtype and it.shape is not None],
+        "inputs": [_described(it) for it in inputs if it.column or (it.dtype and it.shape is not None)],
         "outputs": [_described(it) for it in outputs if it.dtype and it.shape is not None],
     }
 
@@ -125,6 +129,11 @@ def _input(item: Any, specs: Mapping[str, Tensor]) -> tuple[str, np.ndarray]:
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         given = repr(datatype) if isinstance(datatype, str) else "no text"
         raise Refused(f"input {name!r} has the datatype {given}, which is none of {', '.join(DATATYPES)}")
+    if spec.column:
+        array = column_of(item.get("data"), spec.dtype or DATATYPES[datatype], name)
+        shape = item.get("shape")
+        flat = shape[:1] if isinstance(shape, list) and shape[1:] == [1] else shape  # as KServe's clients send a column
+        return name, _shaped(array, flat, name)
     if spec.dtype and datatype_of(spec.dtype) != datatype:
         raise Refused(f"input {name!r} is {datatype}, and the model takes {datatype_of(spec.dtype)}")
     array = _shaped(array_of(item.get("data"), DATATYPES[datatype], name), item.get("shape"), name)
@@ -175,4 +184,4 @@ def _check_rows(name: str, array: np.ndarray, spec: Tensor | None, most_rows: in
 
 def _described(tensor: Tensor) -> dict[str, Any]:
     shape = [-1 if it is None else it for it in tensor.shape or ()]
-    return {"name": tensor.name, "datatype": datatype_of(tensor.dtype or ""), "shape": shape}
+    return {"name": tensor.name, "datatype": datatype_of(tensor.dtype or BYTES), "shape": shape}
