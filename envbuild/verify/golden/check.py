@@ -446,17 +446,10 @@ def golden_check(
     manifest: TrainingManifest, model: LocalModel, runner: Runner, *, seconds: float = SECONDS
 ) -> tuple[Finding, ...]:
     """Run the sample with a model that lies here in one environment."""
-    if (fault := unfit(manifest)) is not None:
+    if (fault := unfit(manifest) or _refuse(model, runner)) is not None:
         return (fault,)
     golden = manifest.golden
     assert golden is not None
-    if model.format not in program.FORMATS:
-        known = ", ".join(program.FORMATS)
-        says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
-        return (not_run(says, todo=_SAVE),)
-    is_pickle = model.format in program.PICKLES
-    if is_pickle and isinstance(runner, InInterpreter) and runner.kept is None:
-        return (not_run(_PICKLE, todo=_ISOLATED),)
     try:
         golden = fitted(golden, model.format)
     except DamagedError as error:
@@ -474,7 +467,7 @@ def golden_check(
     }
     text = Path(program.__file__).read_text("utf-8")
     try:
-        if is_pickle and isinstance(runner, InInterpreter):
+        if model.format in program.PICKLES and isinstance(runner, InInterpreter):
             key = Digest.of(canonical_json([text, order, sorted(model.digests.items())])).short
             ran, line = runner.run_by_user(text, beside, key, copy=parse_model_uri(model.uri).bucket is not None)
             if ran is None:
@@ -485,6 +478,17 @@ def golden_check(
     except UsageError as error:
         return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
     return tuple(_with_files(it, model, manifest) for it in _findings(golden, ran, seconds))
+
+
+def _refuse(model: LocalModel, runner: Runner) -> Finding | None:
+    """Say why a model cannot be run at all, if it cannot."""
+    if model.format not in program.FORMATS:
+        known = ", ".join(program.FORMATS)
+        says = f"a model of the format {model.format or 'unknown'} cannot be run by itself, as {known} can"
+        return not_run(says, todo=_SAVE)
+    if model.format in program.PICKLES and isinstance(runner, InInterpreter) and runner.kept is None:
+        return not_run(_PICKLE, todo=_ISOLATED)
+    return None
 
 
 def fitted(golden: Golden, format_: str | None) -> Golden:
