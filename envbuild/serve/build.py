@@ -19,6 +19,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, find_unused, lock_above
 from envbuild.manifest.reader import read_manifest
+from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.recipe import LAYER_FORMAT
@@ -133,7 +134,8 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 plan = _plan(order, server, parent, above, contents, report)
         if image is None:
             report.step("assembling the serving image")
-            cache, options = LayerCache(order.build_request.cache, shared, report.note), _options(order, report)
+            it, options = order.build_request, _options(order, report)
+            cache = LayerCache(it.cache, shared, report.note, it.compression)
             made = assemble_extension(
                 parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
             )
@@ -209,7 +211,9 @@ def _plan(
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
     files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
     compiler = compiled_by(compiling.identity) if compiling else ""
+    compression = order.build_request.compression
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
+    value += [str(compression)] if compression != GZIP else []
     recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
     return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
@@ -239,7 +243,7 @@ def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, re
         return None
     if claim is None:
         return None
-    cache = LayerCache(order.cache, shared)
+    cache = LayerCache(order.cache, shared, compression=order.compression)
     image = claim.prove(
         lambda image: find_child_difference(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
     )
