@@ -109,9 +109,7 @@ class ImageOptions:
     """The image, and where it goes."""
 
     base: str | None = option(WHAT, "The base: an image reference, an OCI layout, or debian:SUITE.", "REF")
-    platform: str | None = option(
-        WHAT, "linux/amd64, linux/arm64, or both with a comma; by default the run's.", "PLATFORMS"
-    )
+    platform: str | None = option(WHAT, "linux/amd64,linux/arm64 or one of them; by default the run's.", "PLATFORMS")
     out: str = option(WHERE, "Write the build context and the OCI layout here.", "DIR", default="envbuild-out")
     push: str | None = option(WHERE, "Push to this repository instead of writing a layout.", "REPO")
     create_repository: CreateRepository = False
@@ -120,7 +118,7 @@ class ImageOptions:
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
     stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files than the manifest's; recorded.")
     sign: str | None = option(
-        WHERE, "Sign with this private key: a PEM file, env://VARIABLE, gcpkms://..., or keyless.", "KEY"
+        WHERE, "Sign with this private key: PEM file, env://VARIABLE, gcpkms://... or keyless.", "KEY"
     )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(

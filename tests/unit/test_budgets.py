@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES, MOST_MODULES = 57_400, 260
+MOST_LINES, MOST_MODULES = 57_550, 260
 """Of the whole program."""
 
 

@@ -10,6 +10,7 @@ import zstandard
 
 from envbuild.errors import BuildError
 from envbuild.image.assembler import assemble, find_difference
+from envbuild.image.child import interpreter_of
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.rebase import named_compression
 from envbuild.oci.compression import GZIP, Compression
@@ -104,6 +105,11 @@ def test_the_registry_has_a_layer_of_each_compression_and_notes_for_both(tmp_pat
             again = assemble(recipe(*made, compression=ZSTD), base(), WheelFiles({}), cache)
         assert not registry.seen("GET", "blobs")
     assert again.image.manifest == done.image.manifest
+
+
+@pytest.mark.parametrize("compression", [GZIP, ZSTD], ids=str)
+def test_the_interpreter_is_read_from_either(tmp_path, compression):
+    assert interpreter_of(as_found(built(tmp_path, compression))) == recipe().python_path
 
 
 def test_an_annotation_that_is_none_is_refused(tmp_path):

@@ -51,7 +51,7 @@ _ZSTD_RELEASE, _ZSTD_ANSWER = "0.25.0", "82189ecfd21b932fdf6a4341796604598bf2a59
 _ZSTD_LEVELS = (1, 3, 5, 7, 9)
 """One for each of zstd's strategies up to its highest level here."""
 _WORKERS = min(os.cpu_count() or 1, 4)
-"""Threads that compress one zstd layer; each keeps up to 8 MB, and more than a tar comes in for find no work."""
+"""Threads that compress one zstd layer; each keeps some pieces in memory, and more of them wait for the tar."""
 
 _Piece = tuple[bytes | memoryview, bytes | memoryview]
 """Bytes of a deflate stream, and their content; either may be empty."""
@@ -391,7 +391,7 @@ def write_compressed(
 
 def _zstd(tarred: Iterable[bytes | memoryview], level: int, workers: int) -> Iterator[_Piece]:
     """Compress into one frame, as many readers stop after the first; its bytes are the same for any workers above 0."""
-    settings = zstandard.ZstdCompressionParameters.from_level(level, threads=workers)
+    settings = zstandard.ZstdCompressionParameters.from_level(level, threads=workers, job_size=_PIECE)
     compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     for piece in tarred:
         yield compressor.compress(piece), piece
