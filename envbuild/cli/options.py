@@ -197,6 +197,7 @@ class BuildOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
+        _compression(image.compression)
         if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
             raise UsageError(what, where="--archive -", todo=todo)
