@@ -1,6 +1,6 @@
 """One build from a lock to "in the registry", by the same functions as `envbuild from-manifest` calls; it prints JSON.
 
-python -m benchmarks.build_envbuild [--bytecode] LOCK_FOLDER BASE REPOSITORY CACHE [VARIABLE]
+python -m benchmarks.build_envbuild [--bytecode] [--compression=zstd] LOCK_FOLDER BASE REPOSITORY CACHE [VARIABLE]
 """
 
 import json
@@ -19,6 +19,7 @@ from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.lock.download import Downloads
 from envbuild.lock.formats import read_existing_lock
 from envbuild.lock.model import Lock
+from envbuild.oci.compression import Compression
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.pull import environment_tag, find_tagged, pull
@@ -31,8 +32,10 @@ from envbuild.retry import tune_interpreter
 def main() -> None:
     tune_interpreter()
     began = time.perf_counter()
-    options = {"--bytecode"} & set(sys.argv)
-    folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in options)
+    words = [it for it in sys.argv[1:] if it.startswith("--")]
+    folder, base_name, repository, cache, *variables = (it for it in sys.argv[1:] if it not in words)
+    bytecode, text = "--bytecode" in words, next((it for it in words if it.startswith("--compression=")), "")
+    compression = Compression.parse(text.partition("=")[2] or "gzip")
     lock = read_existing_lock(Path(folder))
     assert lock, folder
     reference = Reference.parse(repository)
@@ -44,12 +47,14 @@ def main() -> None:
             pull=lambda reference, machine: pull(reference, machine=machine),
             report=SILENT,
         )
-        compiling = compiling_on(base, Path(cache), "leave --bytecode out") if options else None
+        compiling = compiling_on(base, Path(cache), "leave --bytecode out") if bytecode else None
         recipe = make_recipe(base, lock, variables, compiled_by(base.interpreter) if compiling else "")
+        recipe = replace(recipe, compression=compression)
         steps = {"base": time.perf_counter() - began}
         tagged = replace(reference, tag=environment_tag(recipe.environment), digest=None)
         claim = find_tagged(tagged, machine=recipe.target.machine)
-        problem = partial(find_difference, recipe=recipe, base=base, cache=LayerCache(Path(cache)), compiling=compiling)
+        layers = LayerCache(Path(cache), compression=compression)
+        problem = partial(find_difference, recipe=recipe, base=base, cache=layers, compiling=compiling)
         image = claim.prove(problem) if claim else None
         steps["asked"] = time.perf_counter() - began
         done = (
@@ -77,7 +82,7 @@ def made(
     recipe: Recipe, base: Base, folder: Path, reference: Reference, shared: SharedCache, compiling: Compiling | None
 ) -> Reference:
     """What `envbuild.build.assembler.Assembler.build` does, without CUDA's proof and without telling."""
-    cache = LayerCache(folder, shared)
+    cache = LayerCache(folder, shared, compression=recipe.compression)
     with Downloads(folder) as downloads, Upload(reference) as upload:
         prefetch_layer_keys(recipe, cache)
         if needed := wheels_to_read(recipe, cache, compiling):

@@ -16,6 +16,7 @@ FILE_VARIABLE: Final = "ENVBUILD_CONFIG"
 SHARED: Final[Mapping[str, tuple[str, ...]]] = {
     "base": ("from-manifest", "serve", "lock"),
     "ca-bundle": ("from-manifest", "serve"),
+    "compression": ("from-manifest", "serve"),
     "find-links": ("from-manifest", "serve", "local", "lock"),
     "offline": ("from-manifest", "serve", "local", "lock"),
     "policy": ("verify", "deploy-check"),

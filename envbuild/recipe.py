@@ -6,6 +6,7 @@ from typing import Any
 
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.match.stack import Stack
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.wheel.install import Scheme
@@ -77,6 +78,7 @@ class Recipe:
     """Debian packages for a layer between the base and the wheels."""
     owners: tuple[tuple[str, str], ...] = ()
     """Paths, as in RECORD, that several wheels install, and the distribution whose file is used; sorted."""
+    compression: Compression = GZIP
     layer_format: int = LAYER_FORMAT
     prefix: str = PREFIX
     user: str = USER
@@ -110,6 +112,7 @@ class Recipe:
             "bytecode": self.bytecode,
             "packages": [{"name": it.name, "version": it.version, "sha256": str(it.sha256)} for it in self.packages],
             "owners": dict(self.owners),
+            "compression": "" if self.compression == GZIP else str(self.compression),
         }
         return {name: value for name, value in optional.items() if value} | {
             "layer_format": self.layer_format,
@@ -124,7 +127,7 @@ class Recipe:
         }
 
 
-def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Recipe:
+def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "", compression: Compression = GZIP) -> Recipe:
     """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any."""
     labels = {VARIANT_LABEL: stack.variant, PYTHON_LABEL: lock.target.python}
     if stack.framework != "none":
@@ -145,4 +148,5 @@ def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "") -> Rec
         variables=stack.variables,
         labels=tuple(sorted(labels.items())),
         bytecode=bytecode,
+        compression=compression,
     )

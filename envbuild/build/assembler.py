@@ -55,12 +55,12 @@ class Assembler(Builder):
             return None
         if claim is None:
             return None
-        cache = LayerCache(self.request.cache, self.shared)
+        cache = LayerCache(self.request.cache, self.shared, compression=self.recipe.compression)
         return claim.prove(lambda image: find_difference(image, self.recipe, self.base, cache, self.compiling))
 
     def assemble(self, settings: IndexSettings) -> PlatformImage:
         """Assemble the image, and push it if requested; its tags are set after all checks."""
-        cache = LayerCache(self.request.cache, self.shared, self.report.note)
+        cache = LayerCache(self.request.cache, self.shared, self.report.note, self.recipe.compression)
         prefetch_layer_keys(self.recipe, cache)
         needed = wheels_to_read(self.recipe, cache, self.compiling)
         if not self.is_loading_proven(cache):
@@ -127,4 +127,5 @@ class Assembler(Builder):
     def _publish_early(self, blob: GrowingBlob) -> None:
         """Publish a large layer's key once it is sent: if this run is interrupted, the next need not send it again."""
         if self.shared and blob.descriptor and blob.diff_id:
-            self.shared.publish_layer(blob.key, LayerResult(blob.descriptor.digest, blob.descriptor.size, blob.diff_id))
+            it = blob.descriptor
+            self.shared.publish_layer(blob.key, LayerResult(it.digest, it.size, blob.diff_id, it.media_type))

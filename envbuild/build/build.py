@@ -23,9 +23,11 @@ from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImag
 from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.layers.writer import check_library
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
 from envbuild.lock.settings import IndexSettings
+from envbuild.oci.compression import GZIP
 from envbuild.oci.image import Content, ImageIndex, image_index
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import ensure_repository
@@ -98,13 +100,14 @@ def _prepare_builder(
         for line in system.notes:
             report.note(line)
     locked = replace(locked, lock=replace(locked.lock, packages=system.packages))
-    compiling = None
+    compiling, bytecode = None, ""
     if request.bytecode:
         compiling = compiling_on(base, request.cache, _NO_BYTECODE, report)
+        bytecode = compiled_by(base.interpreter)
     return _builder_class(request)(
         request=request,
         plan=plan,
-        recipe=make_recipe(plan.stack, locked.lock, base, compiled_by(base.interpreter) if compiling else ""),
+        recipe=make_recipe(plan.stack, locked.lock, base, bytecode, request.compression),
         base=base,
         locked=locked,
         shared=shared,
@@ -172,6 +175,11 @@ def _check_builder(request: BuildRequest) -> None:
     if request.buildx_name and request.builder != "docker":
         what, where = "--builder-name names a builder of docker buildx", f"--builder-name {request.buildx_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
+    if request.compression != GZIP:
+        if request.builder != "assemble":
+            what, where = "only envbuild's own builder writes zstd", f"--builder {request.builder}, --compression"
+            raise UsageError(what, where=where, todo="leave out one of them")
+        check_library(request.compression)
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
 

@@ -14,6 +14,7 @@ from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildRe
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import Model, TrainingManifest
+from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
@@ -158,6 +159,8 @@ def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
     yield "builder", request.builder
     yield "resolver", request.resolver
     yield "cuda-source", request.cuda_source
+    if request.compression != GZIP:
+        yield "compression", str(request.compression)
     switches = {
         "build": request.build_from_source,
         "bytecode": request.bytecode,

@@ -24,6 +24,7 @@ from envbuild.match.match import match
 from envbuild.match.profiles import FRAMEWORKS, Profiles, load_profiles
 from envbuild.match.run import frameworks_of
 from envbuild.match.stack import CudaChoice, Decision, Stack, VariantChoice
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content, Image, platform_name
 from envbuild.oci.layout import check_archive, is_free
@@ -92,6 +93,8 @@ class BuildRequest:
     """The file that the image is written to as `docker load` takes it."""
     bytecode: bool = False
     """Whether the image has bytecode, which makes it larger and its start faster."""
+    compression: Compression = GZIP
+    """The compression of the layers that are made."""
     load: Reference | None = None
     """The image's name in the engine that it is loaded into."""
     remote_cache: bool = True

@@ -23,6 +23,7 @@ from envbuild.errors import UsageError
 if TYPE_CHECKING:
     from envbuild.build.cloud_plan import CloudBuild
     from envbuild.build.request import BuildRequest
+    from envbuild.oci.compression import Compression
     from envbuild.oci.reference import Reference
 
 VariantName = Literal["auto", "gpu", "cpu"]
@@ -136,6 +137,7 @@ class ImageOptions:
     import_check: ImportCheckName = option(
         HOW, "Import the run's modules in the image before it is pushed; auto: if in doubt.", default="auto"
     )
+    compression: str = option(HOW, "How new layers are compressed.", "gzip|zstd[:LEVEL]", default="gzip")
     no_remote_cache: bool = flag(ADVANCED, "Build even if the registry has this environment.")
     ca_bundle: Path | None = option(ADVANCED, "Trust these certificate authorities (PEM) for indexes.", "FILE")
     dry_run: bool = flag(HOW, "Print the plan, and stop.")
@@ -194,6 +196,7 @@ class BuildOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
+        _compression(image.compression)
         if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
             raise UsageError(what, where="--archive -", todo=todo)
@@ -228,6 +231,7 @@ class BuildOptions:
             archive=image.archive,
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
+            compression=_compression(image.compression),
             resolver=locks.resolver,
             as_of=locks.exclude_newer,
             out=Path(image.out),
@@ -288,6 +292,16 @@ def repository(text: str, where: str) -> "Reference":
         todo = "leave out what follows @"
         raise UsageError("a push cannot choose its digest", where=f"{where} {text}", todo=todo)
     return reference
+
+
+def _compression(text: str) -> "Compression":
+    from envbuild.oci.compression import Compression
+
+    try:
+        return Compression.parse(text)
+    except ValueError as error:
+        where, todo = f"--compression {text}", "give gzip, zstd, or a level such as zstd:1"
+        raise UsageError(str(error), where=where, todo=todo) from error
 
 
 def _platforms(text: str | None) -> tuple[str, ...]:

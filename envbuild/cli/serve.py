@@ -58,9 +58,7 @@ class ServeOptions:
     slim: bool = flag(HOW, "Leave out what only training needs.")
     gate: GateName = option(HOW, "Test the image before it is pushed; auto: if there is an engine.", default="auto")
     no_stamp: bool = flag(WHERE, "Do not stamp the model.")
-    parent_key: str | None = option(
-        HOW, "The public key that signed the training image; by default --sign's own.", "KEY"
-    )
+    parent_key: str | None = option(HOW, "The key that signed the training image; by default --sign's own.", "KEY")
 
 
 @grouped()

@@ -24,12 +24,10 @@ from envbuild.base.resolve import layout_image
 from envbuild.cache import workplace
 from envbuild.engine.client import connected
 from envbuild.errors import BaseError, BuildError, UsageError
+from envbuild.oci.compression import media_type_of
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
     INDEX,
-    LAYER_GZIP,
-    LAYER_TAR,
-    LAYER_ZSTD,
     Descriptor,
     Image,
     Layer,
@@ -52,7 +50,6 @@ _QUIET = 600
 _FORMS = "a reference, an OCI layout (DIR, oci:DIR:NAME), an archive of one image (FILE), or docker-daemon:NAME"
 
 _LIMIT = 4 << 20
-_MAGIC = {b"\x1f\x8b": LAYER_GZIP, b"\x28\xb5": LAYER_ZSTD}
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, tarfile.TarError, EOFError)
 _PART = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _SAVE = "save one image with `docker save --output FILE IMAGE`, and do not compress the file"
@@ -196,7 +193,7 @@ class _Archive:
         member = self._member(name)
         opener = partial(_open, self._path, member.offset_data, member.size)
         with opener() as file:
-            media_type = _MAGIC.get(file.read(2), LAYER_TAR)
+            media_type = media_type_of(file.read(2))
         # The digest of the packed layer is not needed, and only newer archives have it as the file's name.
         return Layer(Descriptor(media_type, diff_id, member.size), diff_id, opener)
 

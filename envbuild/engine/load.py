@@ -5,11 +5,11 @@ import hashlib
 import io
 import json
 import tarfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from functools import partial
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -19,10 +19,12 @@ from docker.errors import DockerException, ImageNotFound
 
 from envbuild.engine.client import events, fault_of
 from envbuild.errors import BuildError, RegistryError, UsageError
+from envbuild.oci.compression import media_type_of, open_layer
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
     LAYER_GZIP,
     LAYER_TAR,
+    LAYER_ZSTD,
     Content,
     Descriptor,
     Image,
@@ -35,7 +37,7 @@ from envbuild.oci.image import (
 from envbuild.oci.layout import Archive
 from envbuild.oci.reference import Reference
 from envbuild.oci.tar import open_tar
-from envbuild.report import Reporter
+from envbuild.report import SILENT, Reporter
 
 INSTEAD = "leave out --load, and give --archive FILE or --push REPOSITORY"
 """What a user without an engine can do."""
@@ -43,7 +45,6 @@ _SECONDS = 600
 """Seconds of silence while the engine unpacks layers."""
 _CHUNK = 1 << 20
 _JSON_LIMIT = 4 << 20
-_GZIP = b"\x1f\x8b"
 _TODO = "push the image instead (--push), or load it (--load)"
 _LEVEL = 1
 """The fastest: each build by an engine has other bytes, so no registry has these layers already."""
@@ -93,6 +94,7 @@ def load_into(client: docker.DockerClient, content: Content, names: Sequence[Ref
             client.api.tag(identity, name.name, name.tag or "latest", force=True)
         return Loaded(id=identity, image=image, sent=0, existing=total)
     omitted = _existing_layers(client, image)
+    _check_zstd(client, image, omitted)
     try:
         sent = _send(client, replace(archive, without=omitted), report)
     except _RefusedError:
@@ -151,6 +153,17 @@ def _existing_layers(client: docker.DockerClient, image: Image) -> frozenset[Dig
             longest = max(longest, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     needed = {layer.descriptor.digest for layer in image.layers[longest:]}
     return frozenset(layer.descriptor.digest for layer in image.layers[:longest]) - needed
+
+
+def _check_zstd(client: docker.DockerClient, image: Image, omitted: Collection[Digest]) -> None:
+    """Refuse layers of zstd for an engine that cannot read them: Docker before 23.0."""
+    zstd = [it for it in image.layers if it.descriptor.media_type == LAYER_ZSTD and it.descriptor.digest not in omitted]
+    engine = [it for it in client.version().get("Components") or () if it.get("Name") == "Engine"]
+    version = str(engine[0].get("Version")) if engine else ""
+    if zstd and version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < 23:
+        what = f"Docker {version} cannot read layers of zstd, and the image has {len(zstd)}"
+        todo = "build with --compression gzip; or use Docker 23.0 or later, or podman"
+        raise BuildError(what, where="container engine", todo=todo)
 
 
 def _send(client: docker.DockerClient, archive: Archive, report: Reporter) -> int:
@@ -278,7 +291,7 @@ class _Saved:
         head = file.read(min(size, _CHUNK))
         if head[:1] in (b"{", b"[") and size <= _JSON_LIMIT:
             self.texts[name] = head + file.read()
-        elif size >= tarfile.BLOCKSIZE or head.startswith(_GZIP):
+        elif size >= tarfile.BLOCKSIZE or media_type_of(head) != LAYER_TAR:
             layer = self._layer(head, file)
             self.layers[layer.diff_id] = self.base.get(layer.diff_id, layer)
             if layer.path and layer.diff_id in self.base:
@@ -335,13 +348,9 @@ def _hashed(parts: Iterator[bytes], target: IO[bytes] | gzip.GzipFile | None = N
 
 def _plain(head: bytes, file: IO[bytes]) -> Iterator[bytes]:
     """The uncompressed bytes; engines with containerd's store save layers as a registry has them."""
-    inflated = zlib.decompressobj(zlib.MAX_WBITS | 16) if head.startswith(_GZIP) else None
-    chunk = head
-    while chunk:
-        yield inflated.decompress(chunk, _CHUNK) if inflated else chunk
-        chunk = (inflated.unconsumed_tail if inflated else b"") or file.read(_CHUNK)
-    if inflated:
-        yield inflated.flush()
+    whole = _Stream(chain([head], iter(partial(file.read, _CHUNK), b"")), SILENT)
+    with open_layer(io.BufferedReader(whole, _CHUNK), media_type_of(head)) as plain:
+        yield from iter(partial(plain.read, _CHUNK), b"")
 
 
 def _raise_absent() -> BinaryIO:

@@ -26,6 +26,7 @@ from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Ma
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, find_overlaps, install_order, plan_layers
 from envbuild.image.layers.writer import LayerFile, LayerResult
 from envbuild.lock.model import LockedWheel
+from envbuild.oci.compression import Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
@@ -96,6 +97,7 @@ def assemble(
     packages.
     """
     assert system or not recipe.packages, "a recipe with packages is assembled with them"
+    assert recipe.compression == cache.compression, "the cache is that of the recipe's layers"
     specs = _plan_specs(recipe, system, cache)
     check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     with Maker(recipe, cache, wheels, options) as maker:
@@ -249,9 +251,9 @@ def _startup_check_spec(recipe: Recipe) -> LayerSpec:
 def _packages_spec(recipe: Recipe, system: SystemLayer | None, cache: LayerCache) -> LayerSpec:
     key = packages_key(recipe)
 
-    def write(sink: BinaryIO, pool: Executor) -> LayerResult:
+    def write(sink: BinaryIO, pool: Executor, compression: Compression) -> LayerResult:
         assert system
-        return system.write(recipe.packages, sink, pool, partial(cache.store_note, _remarks_key(key)))
+        return system.write(recipe.packages, sink, pool, partial(cache.store_note, _remarks_key(key)), compression)
 
     return LayerSpec(
         label=packages_line(recipe.packages),

@@ -9,7 +9,6 @@ import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from typing import Any
 
 from envbuild.check import LIST, PROGRAM
@@ -45,6 +44,7 @@ from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, STDLIB_WORDS,
 from envbuild.lock.model import Lock, LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json, history_lines, manifest_bytes
+from envbuild.oci.rootfs import Overlay, read_layer
 from envbuild.recipe import LAYER_FORMAT, PREFIX, Base, Recipe
 from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint
 
@@ -320,11 +320,14 @@ def interpreter_of(image: Image) -> str:
     """
     for layer in image.layers:
         if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
-            with layer.open() as file:
-                data = BytesIO(file.read())
-            with tarfile.open(fileobj=data, mode="r:gz") as archive:
-                member = archive.extractfile(f"{PREFIX}/pyvenv.cfg".lstrip("/"))
-                lines = member.read().decode().splitlines() if member else []
+            texts: list[str] = []
+
+            def put(_layer: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+                if f"/{path}" == f"{PREFIX}/pyvenv.cfg" and (file := archive.extractfile(member)):
+                    texts.append(file.read(_SMALL).decode())  # noqa: B023 - it is called in this round
+
+            read_layer(layer, str(image.digest), put)
+            lines = "".join(texts).splitlines()
             pairs = (line.partition("=") for line in lines)
             return {key.strip(): text.strip() for key, _, text in pairs}.get("executable", "")
     what = "the image has no layer with a pyvenv.cfg, so its interpreter is unknown"

@@ -15,8 +15,9 @@ from envbuild.check import PROGRAM, check_files
 from envbuild.errors import BaseError
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.writer import LayerFile, Link
+from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer, canonical_json
+from envbuild.oci.image import COMPRESSION, ENVIRONMENT, Descriptor, Image, Layer, canonical_json
 from envbuild.recipe import Base, Recipe
 from envbuild.wheel.install import InstalledFile
 
@@ -55,11 +56,13 @@ def startup_check_files(recipe: Recipe) -> list[LayerFile]:
 
 
 def annotations(recipe: Recipe) -> dict[str, str]:
-    """Return the manifest's annotations: environment and base (OCI image-spec, annotations.md).
+    """Return the manifest's annotations: environment, base, and compression (OCI image-spec, annotations.md).
 
     A base outside registries is named by its digest only: it may have other names elsewhere, and must give one image.
     """
     named = {BASE_NAME: recipe.base_asked} if recipe.base_asked else {}
+    if recipe.compression != GZIP:
+        named[COMPRESSION] = str(recipe.compression)
     return named | {BASE_DIGEST: str(recipe.base_digest), ENVIRONMENT: str(recipe.environment)}
 
 
@@ -155,8 +158,9 @@ def find_problem(
         has = (layer.descriptor.digest, layer.descriptor.size, layer.diff_id)
         if known and has != (known.result.digest, known.result.size, known.result.diff_id):
             return f"its layer {slot.label} is {layer.descriptor.digest}, and this machine made {known.result.digest}"
+    media_type = cache.compression.media_type
     plain = [
-        replace(it, descriptor=Descriptor(LAYER_GZIP, it.descriptor.digest, it.descriptor.size), created_by=slot.label)
+        replace(it, descriptor=Descriptor(media_type, it.descriptor.digest, it.descriptor.size), created_by=slot.label)
         for it, slot in zip(layers, filled, strict=True)
     ]
     expected = join(plain)

@@ -1,7 +1,7 @@
 """Files from outside the wheels in a layer of their own: an application, a model, a list.
 
-Equal files give equal bytes on any machine: sorted, 0644 or 0755, owner 0:0, one fixed time. They are streamed and
-stored uncompressed: weights hardly get smaller, and no compression library decides the digest.
+Equal files give equal bytes on any machine: sorted, 0644 or 0755, owner 0:0, one fixed time. They are streamed. In gzip
+they are stored uncompressed: weights hardly get smaller, and that costs seconds.
 """
 
 import os
@@ -18,8 +18,9 @@ from typing import BinaryIO
 
 from envbuild.errors import BuildError
 from envbuild.image.layers.maker import LayerSpec
-from envbuild.image.layers.writer import HashedStream, LayerResult
+from envbuild.image.layers.writer import HashedStream, LayerResult, write_compressed
 from envbuild.oci import gzip, tar
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.deflate import crc32
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
@@ -158,12 +159,15 @@ def _entries(content: HashedContent) -> list[_Entry]:
     return [found[path] for path in sorted(found, key=lambda path: path.split("/"))]
 
 
-def _write(entries: Sequence[_Entry], sink: BinaryIO, _pool: Executor) -> LayerResult:
-    """Write the layer as one gzip member of stored blocks, in bounded memory."""
+def _write(entries: Sequence[_Entry], sink: BinaryIO, pool: Executor, compression: Compression) -> LayerResult:
+    """Write the layer in bounded memory: zstd, or one gzip member of stored blocks."""
+    pieces = tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries)
+    if compression != GZIP:
+        return write_compressed((data for _, data in pieces), sink, pool, compression)
     with HashedStream(sink) as blob, HashedStream() as plain:
         blob.write(gzip.HEADER)
         checksum = 0
-        for is_header, data in tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries):
+        for is_header, data in pieces:
             checksum = crc32(data, checksum)
             plain.write(data)
             if is_header:

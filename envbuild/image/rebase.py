@@ -32,7 +32,8 @@ from envbuild.image.debian.layer import LINE
 from envbuild.image.layers.plan import check_depth
 from envbuild.image.layers.writer import write_layer
 from envbuild.lock.model import Lock
-from envbuild.oci.image import ENVIRONMENT, LAYER_GZIP, Descriptor, Image, Layer, manifest_bytes
+from envbuild.oci.compression import GZIP, Compression
+from envbuild.oci.image import COMPRESSION, ENVIRONMENT, Image, Layer, manifest_bytes
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 
 ENVIRONMENT_LINE = "virtual environment"
@@ -75,6 +76,15 @@ def named_environment(image: Image) -> str:
     return str(annotations_of(image).get(ENVIRONMENT) or "")
 
 
+def named_compression(image: Image) -> Compression:
+    """Return the compression of an environment's layers, in the image's annotations; BuildError if it is invalid."""
+    try:
+        return Compression.parse(annotations_of(image).get(COMPRESSION) or str(GZIP))
+    except (ValueError, AttributeError) as error:
+        what, todo = f"the image's annotation {COMPRESSION} is invalid: {error}", "use the image that envbuild pushed"
+        raise BuildError(what, where=str(image.digest), todo=todo) from error
+
+
 def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Rebased:
     """Put the environment of an image on `old` onto `new`, without reading a layer.
 
@@ -94,7 +104,7 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
             "the image has system packages that were chosen for its base, with that base's record of what is installed"
         )
         raise BaseError(what, where=new.name, todo="build the environment again on the new base")
-    layers, dropped = _select_layers(ours, old, new)
+    layers, dropped = _select_layers(ours, old, new, named_compression(image))
     # An image that lacks a layer is not what its recipe gives, so it must not have its id; of one with bytecode it is
     # unknown whether the new base's standard library would get a layer.
     recipe = None
@@ -167,7 +177,9 @@ def _cuda(base: Base) -> str:
     return ".".join(variables_of(inner_config(base)).get(_CUDA, "").split(".")[:2])
 
 
-def _select_layers(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[Layer], tuple[str, ...]]:
+def _select_layers(
+    ours: Sequence[Layer], old: Base, new: Base, compression: Compression
+) -> tuple[list[Layer], tuple[str, ...]]:
     """Return the layers for the new base, and the history lines of dropped ones."""
     same = bool(old.interpreter) and old.interpreter == new.interpreter
     layers, dropped = [], []
@@ -181,9 +193,9 @@ def _select_layers(ours: Sequence[Layer], old: Base, new: Base) -> tuple[list[La
             recipe, sink = _bare(new), BytesIO()
             files, links = environment_files(recipe)
             with ThreadPoolExecutor(1) as pool:
-                result = write_layer(sink, recipe.prefix, files, pool, links)
-            descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-            layers.append(Layer(descriptor, result.diff_id, partial(BytesIO, sink.getvalue()), ENVIRONMENT_LINE))
+                result = write_layer(sink, recipe.prefix, files, pool, links, compression)
+            opener = partial(BytesIO, sink.getvalue())
+            layers.append(Layer(result.descriptor, result.diff_id, opener, ENVIRONMENT_LINE))
         else:
             layers.append(layer)
     return layers, tuple(dropped)
@@ -246,6 +258,7 @@ def derive_recipe(image: Image, old: Base, lock: Lock) -> Recipe:
         labels=tuple(sorted(_own_labels(image, old).items())),
         user=str(_config_of(image).get("User", "")),
         bytecode=compiled_by(old.interpreter) if has_bytecode else "",
+        compression=named_compression(image),
     )
 
 

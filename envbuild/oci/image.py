@@ -24,6 +24,8 @@ DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 ENVIRONMENT = "dev.envbuild.environment"
 """The annotation of an image manifest with the environment id."""
+COMPRESSION = "dev.envbuild.compression"
+"""The annotation of an image manifest with the compression of its environment's layers; absent for gzip."""
 
 OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
 """The OCI media type for the same bytes; the two families are never mixed in one manifest."""

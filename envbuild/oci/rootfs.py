@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
 
 from envbuild.errors import BaseError, BuildError
-from envbuild.oci.deflate import GZIP_ERRORS, expansion_limit, open_gzip
+from envbuild.oci.compression import COMPRESSION_ERRORS, open_layer
+from envbuild.oci.deflate import expansion_limit
 from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Image, Layer
 from envbuild.oci.tar import open_tar
 
 CHUNK = 1 << 20
-DAMAGED: tuple[type[Exception], ...] = (*GZIP_ERRORS, tarfile.TarError, ValueError, OverflowError)
+DAMAGED: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, ValueError, OverflowError)
 """What reading a damaged layer raises; OverflowError because tarfile accepts `mtime=inf` in a PAX header."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _LONGEST_VERSION = 256
@@ -128,10 +129,7 @@ Put = Callable[[Overlay, str, tarfile.TarInfo, tarfile.TarFile], None]
 def read_layer(layer: Layer, name: str, put: Put, error: type[BuildError] = BuildError) -> Overlay:
     """Read a layer of the image `name`; `error` if it cannot be read. Memory grows with the number of files only."""
     media_type = layer.descriptor.media_type
-    if media_type == LAYER_ZSTD:
-        todo = "copy the image with `skopeo copy --dest-compress-format gzip`, and give the copy"
-        raise error("a layer is compressed with zstd, which envbuild cannot read", where=name, todo=todo)
-    if media_type not in (LAYER_GZIP, LAYER_TAR):
+    if media_type not in (LAYER_GZIP, LAYER_TAR, LAYER_ZSTD):
         raise error(f"a layer has the unknown media type {media_type[:80]}", where=name)
     overlay = Overlay()
     with _damage(layer, name, error):
@@ -176,9 +174,8 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
-        packed = layer.descriptor.media_type == LAYER_GZIP
-        limit = expansion_limit(layer.descriptor.size)
-        content = _Hashed(stack.enter_context(open_gzip(blob)) if packed else blob, limit)
+        plain = stack.enter_context(open_layer(blob, layer.descriptor.media_type))
+        content = _Hashed(plain, expansion_limit(layer.descriptor.size))
         archive = stack.enter_context(open_tar(cast("IO[bytes]", content), stream=True))
         while (member := archive.next()) is not None:
             if member.issparse():

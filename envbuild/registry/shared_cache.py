@@ -16,7 +16,7 @@ from envbuild.errors import RegistryError
 from envbuild.image.layers.cache import Decode
 from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, MANIFEST, Descriptor, canonical_json
+from envbuild.oci.image import LAYER_GZIP, LAYER_ZSTD, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.registry.faults import printable
@@ -67,9 +67,10 @@ class SharedCache:
 
         def read(artifact: Mapping[str, Any]) -> LayerResult:
             descriptor = Descriptor.from_dict(artifact["layers"][0])
-            if descriptor.media_type != LAYER_GZIP:
+            if descriptor.media_type not in (LAYER_GZIP, LAYER_ZSTD):
                 raise ValueError(f"its layer is of type {descriptor.media_type}")
-            return LayerResult(descriptor.digest, descriptor.size, Digest.parse(artifact["annotations"][_DIFF_ID]))
+            diff_id = Digest.parse(artifact["annotations"][_DIFF_ID])
+            return LayerResult(descriptor.digest, descriptor.size, diff_id, descriptor.media_type)
 
         return self._claim("layer", _layer_tag(key), read, key)
 
@@ -181,8 +182,7 @@ class SharedCache:
 
 
 def _layer_artifact(key: Digest, result: LayerResult) -> dict[str, Any]:
-    descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-    return _artifact(LAYER, descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
+    return _artifact(LAYER, result.descriptor, {_KEY: str(key), _DIFF_ID: str(result.diff_id)})
 
 
 def _artifact(kind: str, layer: Descriptor, annotations: Mapping[str, str]) -> dict[str, Any]:

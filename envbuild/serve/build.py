@@ -19,6 +19,7 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, find_unused, lock_above
 from envbuild.manifest.reader import read_manifest
+from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.recipe import LAYER_FORMAT
@@ -103,7 +104,7 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
 def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     check_gate(order, origin.platform)
-    server, push_to = server_parts(order, origin), order.build_request.push
+    request, server, push_to = order.build_request, server_parts(order, origin), order.build_request.push
     options = lock_options(order.build_request, order.build_request.index_settings(), report)
     above = _above(order, server, origin.parent.lock, options)
     _check_model(order, origin, above, report)
@@ -137,7 +138,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 plan = _plan(order, server, parent, above, contents, report)
         if image is None:
             report.step("assembling the serving image")
-            cache = LayerCache(order.build_request.cache, shared, report.note)
+            cache = LayerCache(request.cache, shared, report.note, request.compression)
             made = assemble_extension(
                 parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
             )
@@ -210,7 +211,9 @@ def _plan(
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
     files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
     compiler = compiled_by(compiling.identity) if compiling else ""
+    compression = order.build_request.compression
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
+    value += [str(compression)] if compression != GZIP else []
     recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
     return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
@@ -240,7 +243,7 @@ def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, re
         return None
     if claim is None:
         return None
-    cache = LayerCache(order.cache, shared)
+    cache = LayerCache(order.cache, shared, compression=order.compression)
     image = claim.prove(
         lambda image: find_child_difference(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
     )

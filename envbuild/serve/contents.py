@@ -24,7 +24,8 @@ from envbuild.report import Reporter
 from envbuild.serve.model import APP_FOLDER, MODEL_FOLDER, PORT, Origin, ServeOrder, Server
 from envbuild.stamp.history import read_history
 from envbuild.stamp.store import parse_model_uri
-from envbuild.verify.golden.check import LocalModel, categories, elements, open_model, unfit
+from envbuild.verify.golden.arrays import categories, elements
+from envbuild.verify.golden.check import LocalModel, open_model, unfit
 from envbuild.verify.rules.model import being, compare_files, describe_file, listed
 from envbuild.verify.sources.model import StampedModel, Sums, as_stamped, is_rewritten, sums_of
 

@@ -22,14 +22,8 @@ from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving
 from envbuild.serve.gate_request import NO_PREDICTIONS, PREDICTED, UnfitError, held_answer, request_of
 from envbuild.serve.model import PORT, Origin, ServeOrder, Server
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.golden.check import (
-    DamagedError,
-    LocalModel,
-    fitted,
-    golden_check,
-    open_model,
-    unfit,
-)
+from envbuild.verify.golden.arrays import DamagedError
+from envbuild.verify.golden.check import LocalModel, fitted, golden_check, open_model, unfit
 from envbuild.verify.golden.runners import InImage
 from envbuild.verify.reports import judge
 

@@ -12,14 +12,8 @@ from typing import Any
 from envbuild.capture.golden import NUMERIC
 from envbuild.manifest.model import Array, Golden
 from envbuild.verify.findings import Finding
-from envbuild.verify.golden.check import (
-    DamagedError,
-    Element,
-    content,
-    elements,
-    judged,
-    width_of,
-)
+from envbuild.verify.golden.arrays import DamagedError, Element, content, elements, width_of
+from envbuild.verify.golden.check import judged
 
 _LARGEST = 1_400_000
 """Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""

@@ -19,7 +19,7 @@ from envbuild.image.debian.layer import LINE as PACKAGES_LINE
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.image.layers.plan import plan_layers
-from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base
+from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base, named_compression
 from envbuild.lock.dependencies import Declared, find_needed, marker_environment, read_declared
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
@@ -101,7 +101,7 @@ def slim_parent(
     layers = [replace(it, created_by=line) for it, line in zip(parent.image.layers, lines, strict=True)]
     base = _base(parent, config, tuple(layers[:count]), recipe.python_path)
     report.step(f"assembling the environment without {len(slim.dropped)} distributions")
-    cache = LayerCache(order.build_request.cache, shared, report.note)
+    cache = LayerCache(order.build_request.cache, shared, report.note, recipe.compression)
     theirs = {it.descriptor.digest: it for it in layers}
 
     request = order.build_request
@@ -137,6 +137,7 @@ def _recipe(origin: Origin, lock: Lock, config: Mapping[str, Any]) -> Recipe:
         variables=(),
         labels=tuple(sorted(labels.items())),
         user=str(inner.get("User") or ""),
+        compression=named_compression(parent.image),
     )
 
 

@@ -299,7 +299,8 @@ def _assemble_again(recipe: Recipe, base: Base, wheels: Wheels, folder: Path, re
     compiling = compiling_on(base, folder, todo) if recipe.bytecode else None
     system = unpacker(recipe.packages, base, cache, folder)
     options = AssemblyOptions(reporter=report, on_layer=remove)
-    return assemble(recipe, base, wheels, LayerCache(folder), options, compiling, system).image
+    layers = LayerCache(folder, compression=recipe.compression)
+    return assemble(recipe, base, wheels, layers, options, compiling, system).image
 
 
 def _layer_findings(subject: Subject, recipe: Recipe, again: Image) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from benchmarks.records import base_with
 from envbuild.manifest.reader import read_manifest
 from envbuild.serve.gate_request import request_of
 from envbuild.stamp.history import read_stamp
-from envbuild.verify.golden.check import elements
+from envbuild.verify.golden.arrays import elements
 from tests.e2e.parts import find_python
 from tests.e2e.services import Engine, command_output, running_registry
 from tests.e2e.test_serving_real import PREDICT, answering

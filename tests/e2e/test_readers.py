@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from envbuild.oci.digest import Digest
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
+from envbuild.oci.rootfs import contents, read_tree
+from envbuild.registry.pull import pull
 from envbuild.registry.push import push
 from tests.e2e.services import podman_places
 
@@ -86,15 +90,40 @@ def test_umoci_unpacks_it(unpacked):
     assert (unpacked / "opt/env/bin/python").readlink() == Path("python3.11")
 
 
-@pytest.mark.slow  # TensorFlow: 40 s
-def test_podman_pulls_the_same_files(pushed, unpacked):
+def test_podman_pulls_from_zstd_what_gzip_has(registry, envbuild, tmp_path):
+    (tmp_path / "freeze.txt").write_text("six==1.16.0\npython-dateutil==2.9.0.post0\n")
+    record = [tmp_path / "freeze.txt", "--from", "pip-freeze", "--python", "3.11.2", "--gpu", "none", "--base"]
+    images = {}
+    for compression in ("gzip", "zstd:1"):
+        push = [f"{registry.host}/readers/small", "--compression", compression, "--out", tmp_path / compression]
+        done = envbuild("from-manifest", *record, "debian:bookworm", "--ran-on", "linux/amd64", "--push", *push)
+        images[compression] = pull(Reference.parse(done.stdout.strip()), machine="x86_64")
+    assert images["gzip"].config == images["zstd:1"].config
+    reference = f"{registry.host}/readers/small@{images['zstd:1'].digest}"
+    tree = read_tree(images["gzip"], "gzip")
+    ours = [path for path, node in tree.items() if node.kind == "file" and path.startswith("opt/env/")]
+    wanted = {
+        path.removeprefix("opt/env/"): hashlib.sha256(content.read()).hexdigest()
+        for path, _, content in contents(images["gzip"], tree, ours, "gzip")
+    }
+    with podman_mount(reference) as mounted:
+        assert files(mounted / "opt/env") == wanted
+
+
+@contextmanager
+def podman_mount(reference: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pm-", dir="/tmp"))  # podman's paths must be short
     podman = podman_places(folder)
     try:
-        run(*podman, "pull", "-q", "--tls-verify=false", pushed)
-        mounted = Path(run(*podman, "image", "mount", pushed).strip())
-        assert files(mounted / "opt") == files(unpacked / "opt")
+        run(*podman, "pull", "-q", "--tls-verify=false", reference)
+        yield Path(run(*podman, "image", "mount", reference).strip())
     finally:
         subprocess.run([*podman, "image", "unmount", "--all"], check=False, capture_output=True)
         subprocess.run([*podman, "system", "reset", "--force"], check=False, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow  # TensorFlow: 40 s
+def test_podman_pulls_the_same_files(pushed, unpacked):
+    with podman_mount(str(pushed)) as mounted:
+        assert files(mounted / "opt") == files(unpacked / "opt")

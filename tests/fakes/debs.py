@@ -7,7 +7,14 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKERS = {"": bytes, ".gz": lambda it: gzip.compress(it, mtime=0), ".xz": lzma.compress}
+import zstandard
+
+PACKERS = {
+    "": bytes,
+    ".gz": lambda it: gzip.compress(it, mtime=0),
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
 
 
 def folder(name: str, mode: int = 0o755) -> tarfile.TarInfo:

@@ -7,8 +7,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import zstandard
+
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.image import (
+    LAYER_GZIP,
+    LAYER_TAR,
+    LAYER_ZSTD,
+    Descriptor,
+    Image,
+    Layer,
+    canonical_json,
+    manifest_bytes,
+)
 
 PYTHON = b"\x7fELF\0 3.9.1 is older\0" + b"." * 70_000 + b"Python %s\0" + b"3.11.2\0" + b"." * 70_000
 GLIBC = b"\x7fELF\0GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.\nCopyright\0"
@@ -42,10 +53,10 @@ def tar_of(entries: Mapping[str, Any]) -> bytes:
 
 
 def layer_of_tree(entries: Mapping[str, Any], media_type: str = LAYER_GZIP) -> Layer:
-    """A layer; a compressed one has two gzip members, as those of eStargz and our own have many."""
+    """A layer; a compressed one has two gzip members or zstd frames, as those of eStargz and zstd:chunked have many."""
     content = tar_of(entries)
-    halves = gzip.compress(content[:512], mtime=0) + gzip.compress(content[512:], mtime=0)
-    data = content if media_type == LAYER_TAR else halves
+    pack = zstandard.compress if media_type == LAYER_ZSTD else partial(gzip.compress, mtime=0)
+    data = content if media_type == LAYER_TAR else pack(content[:512]) + pack(content[512:])
     return Layer(Descriptor(media_type, Digest.of(data), len(data)), Digest.of(content), partial(io.BytesIO, data))
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import zstandard
+
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Image, Layer
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Descriptor, Image, Layer
 from tests.fakes.trees import image_of_layers
 
 FOLDER = tarfile.DIRTYPE
@@ -70,7 +72,8 @@ def tar_of(members: Iterable[Put]) -> bytes:
 
 def layer(*members: Put, media_type: str = LAYER_GZIP) -> Layer:
     content = tar_of(members)
-    data = content if media_type == LAYER_TAR else gzip.compress(content, mtime=0)
+    pack = zstandard.compress if media_type == LAYER_ZSTD else partial(gzip.compress, mtime=0)
+    data = content if media_type == LAYER_TAR else pack(content)
     return Layer(Descriptor(media_type, Digest.of(data), len(data)), Digest.of(content), partial(io.BytesIO, data))
 
 

@@ -9,21 +9,23 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from envbuild.errors import BuildError
 from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.writer import LayerResult
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.tar import MTIME
 
 CHUNK = 16 * 65535
 
 
-def written(content: Content) -> tuple[LayerResult, bytes]:
+def written(content: Content, compression: Compression = GZIP) -> tuple[LayerResult, bytes]:
     spec, sink = hash_content(content).spec, BytesIO()
     assert spec.writer is not None
     with ThreadPoolExecutor(1) as pool:
-        return spec.writer(sink, pool), sink.getvalue()
+        return spec.writer(sink, pool, compression), sink.getvalue()
 
 
 def files_of(folder: Path, names: list[str], *, mode: int, when: int) -> dict[str, bytes | Path]:
@@ -92,10 +94,17 @@ def test_large_files_are_streamed(tmp_path):
         spec = hash_content(Content("model", {"/model/large": large})).spec
         assert spec.writer is not None
         with Path(os.devnull).open("wb") as sink, ThreadPoolExecutor(1) as pool:
-            assert spec.writer(sink, pool).size > 32 << 20
+            assert spec.writer(sink, pool, GZIP).size > 32 << 20
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_layer_of_zstd_has_the_same_tar():
+    content = Content("model", {"/model/a": b"weights" * 300_000, "/model/b": b""}, links={"/model/c": "a"})
+    (plain, blob), (packed, other) = written(content), written(content, Compression(3))
+    assert packed.diff_id == plain.diff_id
+    assert zstandard.ZstdDecompressor().stream_reader(other).read() == gzip.decompress(blob)
 
 
 def test_the_key_is_of_paths_contents_and_who_may_execute():
@@ -117,7 +126,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path, after):
     write = found.spec.writer
     assert write is not None
     with ThreadPoolExecutor(1) as pool, pytest.raises(BuildError) as caught:
-        write(BytesIO(), pool)
+        write(BytesIO(), pool, GZIP)
     assert str(path) in str(caught.value)
     with pytest.raises(BuildError):
         found.files[0].read()

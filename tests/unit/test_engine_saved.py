@@ -7,12 +7,15 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from envbuild.engine.load import save_image
+from envbuild.engine.load import load_into, save_image
 from envbuild.errors import BuildError
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, Descriptor, Layer
-from tests.fakes.engine import client_of, serving_engine
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD, Descriptor, Layer
+from envbuild.oci.reference import Reference
+from tests.fakes.engine import VERSION, client_of, serving_engine
+from tests.fakes.trees import image_of_layers, layer_of_tree
 from tests.unit.test_engine_builds import Told
 
 ID = "sha256:" + "a" * 64
@@ -83,10 +86,11 @@ def read(layer: Layer) -> bytes:
         return file.read()
 
 
-@pytest.mark.parametrize("form", ["plain", "compressed"])
+@pytest.mark.parametrize("form", ["plain", "gzip", "zstd"])
 def test_the_layers_come_in_the_configs_order_with_their_lines(save, tmp_path, form):
-    changes = {"2/layer.tar": gzip.compress(ABOVE)} if form == "compressed" else {}
-    image = save(archive(**changes), tmp_path)
+    # Engines with containerd's store save layers as a registry has them, those of gzip with several members too.
+    packed = {"gzip": gzip.compress(ABOVE[:7]) + gzip.compress(ABOVE[7:]), "zstd": zstandard.compress(ABOVE)}
+    image = save(archive(**({"2/layer.tar": packed[form]} if form in packed else {})), tmp_path)
     assert contents(image) == [BELOW, ABOVE, BELOW]
     assert image.config == CONFIG
     assert [it.created_by for it in image.layers] == ["one", "two", "three"]
@@ -120,3 +124,13 @@ def test_without_a_folder_it_is_only_known_what_they_are(save, tmp_path):
 def test_an_archive_that_lacks_something_is_refused(save, tmp_path, changes):
     with pytest.raises(BuildError):
         save(archive(**changes), tmp_path)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("20.10.24+dfsg1", True), ("23.0.0", False), ("dev", False)])
+def test_docker_gets_layers_of_zstd_only_from_the_release_that_reads_them(version, refused):
+    image = image_of_layers(layer_of_tree({"a": b"x"}), layer_of_tree({"b": b"x"}, LAYER_ZSTD))
+    with serving_engine() as engine, client_of(engine) as client:
+        engine.version = {**VERSION, "Components": [{"Name": "Engine", "Version": version}]}
+        with pytest.raises(BuildError, match="cannot read layers of zstd" if refused else "has neither"):
+            load_into(client, image, [Reference.parse("x:1")], Told())
+        assert [it.path for it in engine.requests] == ([] if refused else ["/images/load"])

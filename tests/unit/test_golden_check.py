@@ -21,21 +21,17 @@ from envbuild.errors import StampError
 from envbuild.manifest.model import Array, Golden
 from envbuild.manifest.reader import read_manifest
 from envbuild.verify.golden import program
-from envbuild.verify.golden.check import (
+from envbuild.verify.golden.arrays import (
     DamagedError,
     apart,
     categories,
-    check,
     content,
     deviation,
     elements,
-    fitted,
-    judged,
     numbers,
-    paired,
-    unfit,
     width_of,
 )
+from envbuild.verify.golden.check import check, fitted, judged, paired, unfit
 from envbuild.verify.golden.runners import InInterpreter
 from tests.unit.test_from_manifest import manifest_of
 

@@ -11,7 +11,8 @@ from envbuild.errors import UsageError, VerifyError
 from envbuild.local.model import Subject
 from envbuild.local.preflight import parity
 from envbuild.manifest.reader import read_manifest
-from envbuild.verify.golden.check import deviation, judged
+from envbuild.verify.golden.arrays import deviation
+from envbuild.verify.golden.check import judged
 from envbuild.verify.golden.runners import InInterpreter
 from envbuild.verify.sources import Side
 from tests.unit.test_from_manifest import manifest_of

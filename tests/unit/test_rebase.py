@@ -12,6 +12,7 @@ from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.rebase import named_base, rebase
 from envbuild.lock.model import Lock, Target
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import ENVIRONMENT, Image, canonical_json, manifest_bytes
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
@@ -82,12 +83,12 @@ def as_found(image: Image) -> Image:
 def on(tmp_path):
     """`on(base)` -> the image of the wheels there."""
 
-    def made(base: Base) -> Image:
+    def made(base: Base, compression: Compression = GZIP) -> Image:
         paths = {Digest.of(wheel.data): tmp_path / wheel.filename for wheel in WHEELS}
         for wheel in WHEELS:
             (tmp_path / wheel.filename).write_bytes(wheel.data)
-        cache = LayerCache(tmp_path / "cache")
-        return as_found(assemble(recipe_on(base), base, WheelFiles(paths), cache).image)
+        cache, recipe = LayerCache(tmp_path / "cache", compression=compression), recipe_on(base)
+        return as_found(assemble(replace(recipe, compression=compression), base, WheelFiles(paths), cache).image)
 
     return made
 
@@ -111,10 +112,11 @@ def unreadable(image: Image) -> Image:
 
 @pytest.mark.parametrize("python", ["3.11.2", "3.11.9"])
 @pytest.mark.parametrize("asked", ["registry.example.com/base:1", ""])
-def test_with_its_lock_the_result_is_the_image_that_building_there_gives(on, python, asked):
+@pytest.mark.parametrize("compression", [GZIP, Compression(1)], ids=str)
+def test_with_its_lock_the_result_is_the_image_that_building_there_gives(on, python, asked, compression):
     new = replace(NEW, target=replace(NEW.target, python=python), asked=asked)
-    result = rebase(unreadable(on(OLD)), OLD, new, lock_for(OLD))
-    built = on(new)
+    result = rebase(unreadable(on(OLD, compression)), OLD, new, lock_for(OLD))
+    built = on(new, compression)
     assert (result.image.config, result.image.manifest) == (built.config, built.manifest)
     assert result.recipe is not None
     assert str(result.recipe.environment) == said(built)[ENVIRONMENT]

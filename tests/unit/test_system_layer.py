@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.errors import BuildError, MissingComponentError
+from envbuild.errors import BuildError
 from envbuild.image.debian.layer import (
     Alternative,
     BaseSystem,
@@ -116,7 +116,7 @@ def layer(
 
 
 class TestReading:
-    @pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
+    @pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
     def test_every_compression_gives_the_same(self, tmp_path, packed):
         data = deb_of(
             "new", [folder("./usr"), ("./usr/a", b"content")], packed=packed, scripts={"postinst": b"exit 0\n"}
@@ -135,18 +135,9 @@ class TestReading:
         with ExitStack() as stack, pytest.raises(BuildError, match="not the locked one"):
             open_deb(tmp_path / "x.deb", Digest.of(b"other"), stack)
 
-    def test_zstd_wants_dpkg(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("PATH", str(tmp_path))
+    def test_damaged_zstd_is_refused(self, tmp_path):
         data = ar_of({"debian-binary": b"2.0\n", "control.tar.zst": b"x", "data.tar.zst": b"x"})
-        with ExitStack() as stack, pytest.raises(MissingComponentError, match="dpkg-deb"):
-            opened(data, tmp_path, stack)
-
-    def test_what_dpkg_cannot_unpack_is_refused(self, tmp_path, monkeypatch):
-        (tmp_path / "dpkg-deb").write_text("#!/bin/sh\nprintf half\nexit 2\n")
-        (tmp_path / "dpkg-deb").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        data = ar_of({"debian-binary": b"2.0\n", "control.tar.zst": b"x", "data.tar.zst": b"x"})
-        assert "dpkg-deb cannot unpack it" in refusal(data, tmp_path)
+        assert "it is damaged" in refusal(data, tmp_path)
 
     @pytest.mark.parametrize(
         "data",

@@ -20,6 +20,7 @@ from envbuild.image.debian.package import Deb, Item, fields, open_deb, stanzas
 from envbuild.image.layers.writer import LayerResult, write_compressed
 from envbuild.lock.model import SystemPackage
 from envbuild.oci import tar
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
@@ -221,7 +222,12 @@ class SystemLayer:
     """Gets a package's file, whose digest is checked; LockError if it is unavailable."""
 
     def write(
-        self, packages: Sequence[SystemPackage], sink: BinaryIO, pool: Executor, note: Callable[[list[str]], object]
+        self,
+        packages: Sequence[SystemPackage],
+        sink: BinaryIO,
+        pool: Executor,
+        note: Callable[[list[str]], object],
+        compression: Compression = GZIP,
     ) -> LayerResult:
         """Write the layer; `note` receives warnings about packages that were only unpacked."""
         with ExitStack() as stack:
@@ -234,7 +240,7 @@ class SystemLayer:
                 )
                 for it in layer_items(debs, self.base)
             )
-            return write_compressed((data for _, data in tar.pieces(entries)), sink, pool)
+            return write_compressed((data for _, data in tar.pieces(entries)), sink, pool, compression)
 
 
 def layer_items(debs: Sequence[Deb], base: BaseSystem) -> list[Item]:

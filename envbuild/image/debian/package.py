@@ -4,18 +4,19 @@ import bz2
 import gzip
 import lzma
 import re
-import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
 
-from envbuild.errors import BuildError, MissingComponentError
+from envbuild.errors import BuildError
+from envbuild.oci.compression import COMPRESSION_ERRORS, open_layer
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_ZSTD
 from envbuild.oci.tar import open_tar
 
 _MAGIC = b"!<arch>\n"
@@ -24,13 +25,14 @@ _LIMIT = {"control": 64 << 20, "data": 8 << 30}
 """Unpacked bytes: many times those of the largest package."""
 _WORD = re.compile(r"[A-Za-z0-9][\w.+~:-]*")
 _FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
-_DAMAGED = (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError)
+_DAMAGED: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, ValueError, tarfile.TarError, lzma.LZMAError)
 _OPENERS: Mapping[str, Callable[[Any], Any]] = {
     "": lambda file: file,
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".lzma": lzma.open,
     ".bz2": bz2.open,
+    ".zst": partial(open_layer, media_type=LAYER_ZSTD),
 }
 """By the ending of a member of the ar archive."""
 Kind = Literal["file", "directory", "symlink"]
@@ -94,8 +96,8 @@ def open_deb(path: Path, sha256: Digest, stack: ExitStack) -> Deb:
             raise BuildError("a Debian package is not the locked one", where=path.name, todo="remove it from the cache")
         try:
             members = dict(_members(file))
-            control = _unpacked(path, file, members, "control", stack)
-            data = _unpacked(path, file, members, "data", stack)
+            control = _unpacked(file, members, "control", stack)
+            data = _unpacked(file, members, "data", stack)
             scripts = {}
             for member in control:
                 name = member.name.removeprefix("./")
@@ -139,20 +141,15 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, tuple[int, int]]]:
         file.seek(size + size % 2, 1)
 
 
-def _unpacked(
-    path: Path, file: BinaryIO, members: Mapping[str, tuple[int, int]], part: str, stack: ExitStack
-) -> tarfile.TarFile:
+def _unpacked(file: BinaryIO, members: Mapping[str, tuple[int, int]], part: str, stack: ExitStack) -> tarfile.TarFile:
     name = next((it for it in members if it.startswith(f"{part}.tar")), f"{part}.tar")
     place, size = members[name]
     file.seek(place)
     target = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
     ending = name.removeprefix(f"{part}.tar")
-    if ending == ".zst":
-        _unpack_zstd(path, part, target)
-    else:
-        if ending not in _OPENERS:
-            raise ValueError(f"it has the unknown compression {ending!r}")
-        _copy(_OPENERS[ending](_Part(file, size)), target, _LIMIT[part])
+    if ending not in _OPENERS:
+        raise ValueError(f"it has the unknown compression {ending!r}")
+    _copy(_OPENERS[ending](_Part(file, size)), target, _LIMIT[part])
     target.seek(0)
     return stack.enter_context(open_tar(target))
 
@@ -175,25 +172,6 @@ def _copy(source: IO[bytes], target: IO[bytes], limit: int) -> None:
         done += target.write(chunk)
         if done > limit:
             raise ValueError(f"it unpacks to more than {limit} bytes")
-
-
-def _unpack_zstd(path: Path, part: str, target: IO[bytes]) -> None:
-    """Unpack one of Ubuntu's packages: Python has no zstd, but dpkg has."""
-    program = shutil.which("dpkg-deb")
-    if program is None:
-        what = "the package is compressed with zstd, and dpkg-deb, which unpacks it, is not installed"
-        todo = "run on Debian or Ubuntu, or build with --no-system-packages"
-        raise MissingComponentError(what, where=path.name, todo=todo)
-    option = {"control": "--ctrl-tarfile", "data": "--fsys-tarfile"}[part]
-    command = [program, option, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
-            _copy(cast("IO[bytes]", process.stdout), target, _LIMIT[part])
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise ValueError("dpkg-deb cannot unpack it")
 
 
 def _items(archive: tarfile.TarFile, where: str) -> Iterator[Item]:

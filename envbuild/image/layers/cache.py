@@ -12,8 +12,9 @@ from envbuild.cache import read_entry, remove, write_entry
 from envbuild.files import settle, written_aside
 from envbuild.image.layers.writer import LayerResult
 from envbuild.oci.blobs import READ_ONLY, is_damaged
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor
+from envbuild.oci.image import LAYER_GZIP, canonical_json
 from envbuild.trust import Claim
 
 T = TypeVar("T")
@@ -55,13 +56,19 @@ class Shared(Protocol):
 class LayerCache:
     """A folder of layers, safe for concurrent runs: every file appears whole, under a name from its content.
 
+    A key is that of a layer's tar, and the layers are those of one compression; notes are the same for all.
     One repository's shared cache may be behind it. Its answers are used in this run and kept in memory: they are
     neither written here nor sent to another repository.
     """
 
     def __init__(
-        self, folder: Path, shared: Shared | None = None, on_damage: Callable[[str], object] = lambda _line: None
+        self,
+        folder: Path,
+        shared: Shared | None = None,
+        on_damage: Callable[[str], object] = lambda _line: None,
+        compression: Compression = GZIP,
     ) -> None:
+        self.compression = compression
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
         self._shared, self._on_damage = shared, on_damage
         self._used: dict[Digest, Any] = {}
@@ -70,11 +77,17 @@ class LayerCache:
         """Look up keys in the shared cache at once."""
         if self._shared:
             absent = [key for key in layers if self.get(key) is None]
+            absent = [self.compressed_key(key) for key in absent]
             self._shared.prefetch(absent, [key for key in notes if not (self._notes / f"{key.hex}.json").exists()])
 
     def claim(self, key: Digest) -> Claim[LayerResult] | None:
         """Return the layer for a key in the shared cache."""
-        return self._shared.layer(key) if self._shared else None
+        claim = self._shared.layer(self.compressed_key(key)) if self._shared else None
+        return claim if claim and claim.value.media_type == self.compression.media_type else None
+
+    def compressed_key(self, key: Digest) -> Digest:
+        """Return the digest of everything that decides the layer's bytes; of gzip layers it is the tar's key itself."""
+        return key if self.compression == GZIP else Digest.of(canonical_json([str(self.compression), str(key)]))
 
     def knows(self, key: Digest) -> bool:
         """Whether the digest of a layer is known without making it."""
@@ -86,7 +99,7 @@ class LayerCache:
         Its bytes are not read: they are checked when they leave the cache (`Maker.layer`, `oci.blobs`). Its file is
         marked as used, for `cache.prune`.
         """
-        result = read_entry(self._keys, f"{key.hex}.json", _decode_result)
+        result = read_entry(self._keys, f"{self.compressed_key(key).hex}.json", _decode_result)
         if result is None:
             return None
         path = self._path(result.digest)
@@ -104,7 +117,7 @@ class LayerCache:
         Also False if they cannot be read now; then they stay.
         """
         try:
-            damaged = is_damaged(layer.path, Descriptor(LAYER_GZIP, layer.result.digest, layer.result.size))
+            damaged = is_damaged(layer.path, layer.result.descriptor)
         except OSError as error:
             self._on_damage(f"a layer in the cache cannot be read ({error.strerror}) and is made again: {layer.path}")
             return False
@@ -123,7 +136,9 @@ class LayerCache:
                 remove(path)
             settle(file, temporary, path, mode=READ_ONLY)
         value = {"digest": str(result.digest), "size": result.size, "diff_id": str(result.diff_id)}
-        write_entry(self._keys, f"{key.hex}.json", value)
+        if result.media_type != LAYER_GZIP:
+            value["media_type"] = result.media_type
+        write_entry(self._keys, f"{self.compressed_key(key).hex}.json", value)
         return CachedLayer(result, path, reused=False)
 
     def local_note(self, key: Digest, decode: Decode[T]) -> T | None:
@@ -162,7 +177,7 @@ class LayerCache:
         if self._shared:
             for key, value in self._used.items():
                 self._shared.put(key, value)
-            self._shared.publish(results)
+            self._shared.publish({self.compressed_key(key): result for key, result in results.items()})
 
     def _read(self, key: Digest, decode: Decode[T]) -> tuple[Any, T] | None:
         return read_entry(self._notes, f"{key.hex}.json", lambda value: (value, decode(value)))
@@ -175,4 +190,5 @@ def _decode_result(value: Any) -> LayerResult:
     size = value["size"]
     if type(size) is not int or size < 0:
         raise ValueError(f"a layer cannot have {size!r} bytes")
-    return LayerResult(Digest.parse(value["digest"]), size, Digest.parse(value["diff_id"]))
+    media_type = str(value.get("media_type", LAYER_GZIP))
+    return LayerResult(Digest.parse(value["digest"]), size, Digest.parse(value["diff_id"]), media_type)

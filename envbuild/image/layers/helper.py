@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import BinaryIO
 
 from envbuild.image.layers.writer import LayerFile, LayerResult, write_layer
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.retry import tune_interpreter
 from envbuild.wheel.archive import WheelArchive, check_locked
@@ -72,6 +73,7 @@ class Task:
     wheels: Sequence[LocalWheel]
     file: str
     """The path of the empty file for the layer."""
+    compression: Compression = GZIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,8 @@ def write_task(task: Task) -> Answer:
         opened = {wheel.sha256: open_wheel(wheel, task.scheme, stack) for wheel in task.wheels}
         pool = stack.enter_context(ThreadPoolExecutor(_CORES))
         sink: BinaryIO = stack.enter_context(Path(task.file).open("r+b"))
-        result = write_layer(sink, task.scheme.prefix, layer_files(opened.values()), pool)
+        files = layer_files(opened.values())
+        result = write_layer(sink, task.scheme.prefix, files, pool, compression=task.compression)
         members = {sha256: frozenset(it.archive.verified_members) for sha256, it in opened.items()}
         prints = {sha256: fingerprint(it.files) for sha256, it in opened.items()}
         return Answer(result=result, verified_members=members, prints=prints)

@@ -17,8 +17,9 @@ from envbuild.image.layers.writer import LayerFile, LayerResult, Link, tar_layer
 from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import GrowingBlob, open_file
+from envbuild.oci.compression import Compression
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer, Opener
+from envbuild.oci.image import Layer, Opener
 from envbuild.recipe import Recipe
 from envbuild.report import SILENT, Reporter
 from envbuild.retry import as_completed
@@ -118,7 +119,7 @@ class LayerSpec:
     """Bytes of its contents, for the progress and for whether it is `heavy`."""
     prefix: str | None = None
     """The folder above the files; None for the environment's own."""
-    writer: Callable[[BinaryIO, Executor], LayerResult] | None = None
+    writer: Callable[[BinaryIO, Executor, Compression], LayerResult] | None = None
     """Writes a layer without files of wheels."""
     compress: bool = False
     """Whether the files are not compressed yet, so that the layer is compressed as a whole."""
@@ -191,8 +192,7 @@ class Maker:
             result, path, place = found.result, found.path, "cache" if found.reused else ""
             opener = partial(self._open, spec, result, "the cache", found) if found.reused else partial(open_file, path)
         self.results[spec.key] = result
-        descriptor = Descriptor(LAYER_GZIP, result.digest, result.size)
-        return Layer(descriptor, result.diff_id, opener, spec.label, bool(place), found=place, path=path)
+        return Layer(result.descriptor, result.diff_id, opener, spec.label, bool(place), found=place, path=path)
 
     def write(self, spec: LayerSpec, sink: BinaryIO) -> LayerResult:
         """Write the bytes of a layer."""
@@ -200,21 +200,23 @@ class Maker:
             return self._write(spec, sink, lambda: None)
         for wheel in spec.wheels:
             self._wheels.path(wheel)  # before the registry waits for bytes
-        with GrowingBlob(Path(sink.name), spec.key, spec.label, spec.weight) as blob:
+        key = self._cache.compressed_key(spec.key)
+        with GrowingBlob(Path(sink.name), key, spec.label, spec.weight) as blob:
             self._options.on_start(blob)
             result = self._write(spec, sink, blob.abandon)
             sink.flush()
-            blob.finish(Descriptor(LAYER_GZIP, result.digest, result.size), result.diff_id)
+            blob.finish(result.descriptor, result.diff_id)
         return result
 
     def _write(self, spec: LayerSpec, sink: BinaryIO, abandon: Callable[[], None]) -> LayerResult:
         """Write a layer here or in the other process; calls `abandon` if bytes of the file are discarded."""
+        compression = self._cache.compression
         if spec.writer:
-            return spec.writer(sink, self._pool)
+            return spec.writer(sink, self._pool, compression)
         if spec.heavy:
             wheels = [self.opened.file(wheel, self._wheels.path(wheel)) for wheel in spec.wheels]
-            answer = self._helper.write(Task(scheme=self.opened.scheme, wheels=wheels, file=sink.name))
-            if answer:
+            task = Task(scheme=self.opened.scheme, wheels=wheels, compression=compression, file=sink.name)
+            if answer := self._helper.write(task):
                 self.opened.learn(answer)
                 return answer.result
         if os.fstat(sink.fileno()).st_size:
@@ -223,8 +225,8 @@ class Maker:
         prefix = spec.prefix or self._recipe.prefix
         files = spec.files(self.opened)
         if spec.compress:
-            return write_compressed(tar_layer(prefix, files, spec.links), sink, self._pool)
-        return write_layer(sink, prefix, files, self._pool, spec.links)
+            return write_compressed(tar_layer(prefix, files, self._pool, spec.links), sink, self._pool, compression)
+        return write_layer(sink, prefix, files, self._pool, spec.links, compression)
 
     def _open(self, spec: LayerSpec, expected: LayerResult, where: str, found: CachedLayer | None = None) -> BinaryIO:
         """Open a layer of the cache after its bytes were checked; one that is damaged or lost is made again.

@@ -6,11 +6,13 @@ member ends after a large file's stream, and after the few streams whose last bl
 are computed in threads: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel.
 
 Files that are not compressed yet are compressed by libdeflate in one exact release, as the PyPI package `deflate`
-carries it: unlike zlib, zlib-ng and ISA-L it gives the same bytes on every processor. A known answer shows whether it
-is that release, as a distribution may have replaced it.
+carries it: unlike zlib, zlib-ng and ISA-L it gives the same bytes on every processor. Layers of zstd are the same tars,
+compressed by the release of zstd in the package `zstandard`. A known answer shows whether it is that release, as a
+distribution may have replaced it.
 """
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -18,10 +20,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import BinaryIO, Self, TypeVar
 
+import zstandard
+
 from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.wheel.archive import Member, WheelArchive
 from envbuild.wheel.install import InstalledFile, record_hash
 
@@ -41,6 +47,11 @@ _PIECE = 2 << 20
 """Bytes of the tar that are compressed together, which decides the bytes of a layer."""
 _PIECES_AHEAD = 3
 _KNOWN_ANSWER = "e5477eb89a1edb5d7efe6a50ca87d620c251bc4562548e95da82c99bdd346927"
+_ZSTD_RELEASE, _ZSTD_ANSWER = "0.25.0", "82189ecfd21b932fdf6a4341796604598bf2a59cd509989a8ea0be444d08b601"
+_ZSTD_LEVELS = (1, 3, 5, 7, 9)
+"""One for each of zstd's strategies up to its highest level here."""
+_WORKERS = min(os.cpu_count() or 1, 4)
+"""Threads that compress one zstd layer; each keeps some pieces in memory, and more of them wait for the tar."""
 
 _Piece = tuple[bytes | memoryview, bytes | memoryview]
 """Bytes of a deflate stream, and their content; either may be empty."""
@@ -121,6 +132,12 @@ class LayerResult:
     size: int
     diff_id: Digest
     """Of the uncompressed tar."""
+    media_type: str = LAYER_GZIP
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The descriptor of the blob."""
+        return Descriptor(self.media_type, self.digest, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +174,19 @@ class _Item:
 
 
 def write_layer(
-    sink: BinaryIO, prefix: str, files: Sequence[LayerFile], pool: Executor, links: Sequence[Link] = ()
+    sink: BinaryIO,
+    prefix: str,
+    files: Sequence[LayerFile],
+    pool: Executor,
+    links: Sequence[Link] = (),
+    compression: Compression = GZIP,
 ) -> LayerResult:
     """Write one layer with these files and links below `prefix`, parents first, sorted by path.
 
     The bytes do not depend on the pool. Memory stays bounded whatever the size of the files.
     """
+    if compression != GZIP:
+        return write_compressed(tar_layer(prefix, files, pool, links), sink, pool, compression)
     items, members = _items(prefix.lstrip("/"), files, links), gzip.Members()
     with HashedStream(sink) as blob, HashedStream() as plain:
 
@@ -174,25 +198,40 @@ def write_layer(
         for parts in run_in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
             for part in parts:
                 write(part)
-        data = bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
+        data = _end(items)
         write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
         return LayerResult(blob.digest(), blob.size, plain.digest())
 
 
-def tar_layer(prefix: str, files: Sequence[LayerFile], links: Sequence[Link] = ()) -> Iterator[bytes | memoryview]:
-    """Yield the tar that `write_layer` would write, to compress it in another way."""
+def tar_layer(
+    prefix: str, files: Sequence[LayerFile], pool: Executor, links: Sequence[Link] = ()
+) -> Iterator[bytes | memoryview]:
+    """Yield the tar that is in the layer of `write_layer`."""
     items = _items(prefix.lstrip("/"), files, links)
-    return (data for _, data in tar.pieces((item.entry, _content(item)) for item in items))
+    for pieces in run_in_order(pool, (partial(_batch_pieces, batch) for batch in _batches(items)), _AHEAD):
+        yield from pieces
+    yield _end(items)
 
 
-def _content(item: _Item) -> Iterator[bytes | memoryview]:
+def _batch_pieces(batch: Sequence[_Item]) -> Iterable[bytes | memoryview]:
+    """Make a piece of the tar: at once, except for a large file, which is inflated while the pieces are taken."""
+    pieces = (piece for item in batch for piece in _pieces(item))
+    return pieces if batch[0].weight > _BATCH else [b"".join(pieces)]
+
+
+def _pieces(item: _Item) -> Iterator[bytes | memoryview]:
+    yield bytes(item.padding) + tar.header(item.entry)
     if isinstance(item.content, LayerFile):
         source, archive = item.content.file.source, item.content.archive
         if isinstance(source, bytes):
             yield source
         elif archive is not None:
-            pieces = _inflate(archive, source) if source.deflated else [(b"", archive.data(source))]
+            pieces = _inflate(archive, source) if source.deflated else _slices(archive, source)
             yield from (plain for _, plain in _check(archive, source, pieces, item.content.file.recorded))
+
+
+def _end(items: Sequence[_Item]) -> bytes:
+    return bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
 
 
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
@@ -290,8 +329,10 @@ def _member_parts(archive: WheelArchive, member: Member, recorded: str) -> Itera
 
 def _splice(archive: WheelArchive, member: Member, recorded: str) -> Iterator[_Piece]:
     """Pass a member's own bytes on, and check on the way that they are what the archive says."""
-    pieces = _inflate if member.deflated else _frame
-    return _check(archive, member, pieces(archive, member), recorded)
+    if member.deflated:
+        return _check(archive, member, _inflate(archive, member), recorded)
+    pieces = ((b"".join(gzip.stored(part, final=False)), part) for _, part in _slices(archive, member))
+    return _check(archive, member, pieces, recorded)
 
 
 def _inflate(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
@@ -305,11 +346,12 @@ def _inflate(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
         raise archive.refuse(f"{member.name} {error}") from error
 
 
-def _frame(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
+def _slices(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
+    """Yield the content of a member that is stored."""
     data = archive.data(member)
     for offset in range(0, len(data), _STORED):
         part = data[offset : offset + _STORED]
-        yield b"".join(gzip.stored(part, final=False)), part
+        yield b"", part
         archive.release(member, offset + len(part))
 
 
@@ -331,21 +373,36 @@ def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], reco
         archive.verified_members.add(member.name)
 
 
-def write_compressed(tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool: Executor) -> LayerResult:
+def write_compressed(
+    tarred: Iterable[bytes | memoryview], sink: BinaryIO, pool: Executor, compression: Compression = GZIP
+) -> LayerResult:
     """Compress a tar into a layer; the bytes depend neither on the pool nor on the sizes of the chunks.
 
     MissingComponentError if the compressor is absent or another release.
     """
-    check_library()
+    check_library(compression)
+    pieces = _deflated(tarred, pool) if compression == GZIP else _zstd(tarred, compression.level, _WORKERS)
     with HashedStream(sink) as blob, HashedStream() as plain:
-        jobs, members = (partial(_compress, piece) for piece in _cut(tarred)), gzip.Members()
-        for part in run_in_order(pool, jobs, _PIECES_AHEAD):
-            plain.write(part.plain)
-            for piece in members.add(part):
-                blob.write(piece)
-        for piece in members.ended():
-            blob.write(piece)
-        return LayerResult(blob.digest(), blob.size, plain.digest())
+        for packed, piece in pieces:
+            plain.write(piece)
+            blob.write(packed)
+        return LayerResult(blob.digest(), blob.size, plain.digest(), compression.media_type)
+
+
+def _zstd(tarred: Iterable[bytes | memoryview], level: int, workers: int) -> Iterator[_Piece]:
+    """Compress into one frame, as many readers stop after the first; its bytes are the same for any workers above 0."""
+    settings = zstandard.ZstdCompressionParameters.from_level(level, threads=workers, job_size=_PIECE)
+    compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    for piece in tarred:
+        yield compressor.compress(piece), piece
+    yield compressor.flush(), b""
+
+
+def _deflated(tarred: Iterable[bytes | memoryview], pool: Executor) -> Iterator[_Piece]:
+    members = gzip.Members()
+    for part in run_in_order(pool, (partial(_compress, piece) for piece in _cut(tarred)), _PIECES_AHEAD):
+        yield b"".join(members.add(part)), part.plain
+    yield b"".join(members.ended()), b""
 
 
 def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
@@ -374,18 +431,28 @@ def _deflate(data: bytes) -> bytes:
 
 
 @cache
-def check_library() -> None:
+def check_library(compression: Compression = GZIP) -> None:
     """Compress a fixed text, and compare the result with that of the required release; MissingComponentError."""
     # 256 KiB with something for each part of a compressor: noise, words, runs, far and near repetitions
     noise = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1024))
     words = b" ".join(b"%x" % (byte * byte % 251) for byte in noise)
     sample = (noise + words + bytes(20_000) + words[::-1] + noise[::3] + words)[: 256 << 10]
-    todo = f"install deflate {_RELEASE}, from a wheel; or build with --no-bytecode and --no-system-packages"
+    if compression == GZIP:
+        name, release, known = "deflate", _RELEASE, _KNOWN_ANSWER
+        without = "--no-bytecode and --no-system-packages"
+    else:
+        name, release, known, without = "zstandard", _ZSTD_RELEASE, _ZSTD_ANSWER, "--compression gzip"
+    todo = f"install {name} {release}, from a wheel; or build with {without}"
     try:
-        answer = hashlib.sha256(_deflate(sample)).hexdigest()
-    except ImportError as error:
-        what = "the package `deflate`, which compresses bytecode and system packages, is not installed"
+        packed = _deflate(sample) if compression == GZIP else b"".join(map(partial(_zstd_sample, sample), _ZSTD_LEVELS))
+    except (ImportError, zstandard.ZstdError) as error:
+        what = f"the package `{name}`, which compresses layers, cannot be used: {error}"
         raise MissingComponentError(what, todo=todo) from error
-    if answer != _KNOWN_ANSWER:
-        what = f"the package `deflate` compresses to other bytes than release {_RELEASE}"
+    answer = hashlib.sha256(packed).hexdigest()
+    if answer != known:
+        what = f"the package `{name}` compresses to other bytes than release {release}"
         raise MissingComponentError(what, where=f"sha256 {answer}", todo=todo)
+
+
+def _zstd_sample(sample: bytes, level: int) -> bytes:
+    return b"".join(packed for packed, _ in _zstd([sample], level, 1))

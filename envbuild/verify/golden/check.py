@@ -1,8 +1,6 @@
 """The golden check: the recorded sample runs in another environment, and has to give what was recorded."""
 
 import base64
-import binascii
-import hashlib
 import json
 import math
 import re
@@ -17,7 +15,7 @@ from typing import Any
 from envbuild.cache import workplace
 from envbuild.capture import script
 from envbuild.capture.gcs import Unread
-from envbuild.capture.golden import NUMERIC, PLAIN
+from envbuild.capture.golden import NUMERIC
 from envbuild.capture.model import read_artifacts
 from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
@@ -28,6 +26,7 @@ from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden import program
+from envbuild.verify.golden.arrays import CODES, DamagedError, Deviation, categories, content, deviation, elements
 from envbuild.verify.golden.runners import InInterpreter, Ran, Runner
 
 _NO_MODEL = "give the URI of the model's file or folder"
@@ -146,16 +145,6 @@ def _check(blobs: Mapping[str, Any], total: int, uri: ModelUri, folder: Path) ->
         raise StampError(f"the model has {total} bytes, and {free} are free", where=str(folder), todo=todo)
 
 
-Number = int | float | complex
-Element = Number | str | None
-"""Text is not a number; None is a missing value."""
-_CODES = {
-    "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",
-    "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
-}  # fmt: skip
-_COMPLEX = {"complex64": "f", "complex128": "d"}
-_UPPER_HALF = 16
-"""A bfloat16 is the upper half of a float32."""
 RULE = "golden"
 _NUMBERED = re.compile(r"output_(\d+)")
 """What Keras 3 calls the outputs of a list when it exports them."""
@@ -188,130 +177,6 @@ _ISOLATED = (
     "--run`; without both, `envbuild local MODEL --venv DIR --golden` prints the line by which you start it yourself"
 )
 _SEE = "see the lines, and what `envbuild verify` finds between the training environment and this one"
-
-
-class DamagedError(Exception):
-    """An array that contradicts itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """How far one array is from another of its shape."""
-
-    count: int
-    """How many elements there are."""
-    beyond: int
-    """How many of them are further off than the tolerance allows."""
-    largest: float
-    """The largest |a - b|, of those beyond where there are any; infinite where one is NaN or infinite."""
-    place: tuple[int, ...]
-    """Its index; empty too where there is no element at all."""
-    wanted: str
-    """What was recorded there."""
-    found: str
-    """What came."""
-
-
-def content(array: Array) -> bytes:
-    """The elements' bytes; DamagedError where they are not those of its digest, or not as many as its shape says."""
-    try:
-        data = base64.b64decode(array.data, validate=True)
-    except binascii.Error as error:
-        raise DamagedError("its data is not base64") from error
-    if array.sha256 and hashlib.sha256(data).hexdigest() != array.sha256:
-        raise DamagedError("its data is not what its digest says")
-    width = width_of(array.dtype)
-    if width and len(data) != math.prod(array.shape) * width:
-        raise DamagedError(f"its data has {len(data)} bytes, and its shape asks for {math.prod(array.shape) * width}")
-    return data
-
-
-def width_of(dtype: str) -> int | None:
-    """Bytes of an element; None for types whose numbers cannot be read here, such as float8_e5m2."""
-    if dtype == "bfloat16":
-        return 2
-    if code := _COMPLEX.get(dtype):
-        return 2 * struct.calcsize(f"<{code}")
-    return struct.calcsize(f"<{_CODES[dtype]}") if dtype in _CODES else None
-
-
-def numbers(dtype: str, data: bytes) -> Sequence[Number]:
-    """The elements, of a type that has a width here."""
-    if dtype == "bfloat16":
-        halves = struct.unpack(f"<{len(data) // 2}H", data)
-        whole = struct.pack(f"<{len(halves)}I", *(half << _UPPER_HALF for half in halves))
-        return struct.unpack(f"<{len(halves)}f", whole)
-    if code := _COMPLEX.get(dtype):
-        parts = struct.iter_unpack(f"<2{code}", data)
-        return [complex(*pair) for pair in parts]
-    code = _CODES[dtype]
-    return struct.unpack(f"<{len(data) // struct.calcsize(f'<{code}')}{code}", data)
-
-
-def elements(array: Array) -> Sequence[Element]:
-    """The elements of any type; DamagedError as `content`, for what is no list of them, and for unknown numbers."""
-    if NUMERIC.fullmatch(array.dtype):
-        if width_of(array.dtype) is None:
-            raise DamagedError(f"numbers of type {array.dtype} cannot be read here")
-        return numbers(array.dtype, content(array))
-    found = _listed(content(array))
-    if len(found) != math.prod(array.shape):
-        raise DamagedError(f"its data has {len(found)} values, and its shape asks for {math.prod(array.shape)}")
-    return found
-
-
-def categories(array: Array) -> Sequence[Element]:
-    """The categories of a column; none where it is of another type. DamagedError."""
-    return _listed(content(replace(array, data=array.categories, sha256=None))) if array.categories else ()
-
-
-def _listed(data: bytes) -> Sequence[Element]:
-    try:
-        found: Sequence[Element] = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError("its data is not JSON") from error
-    known = isinstance(found, list) and all(it is None or isinstance(it, PLAIN) for it in found)
-    if not known or any(isinstance(it, int) and it.bit_length() > 64 for it in found):
-        raise DamagedError("its data is not a list of texts and numbers of 64 bits")
-    return found
-
-
-def deviation(wanted: Array, found: Array, *, rtol: float, atol: float) -> Deviation:
-    """How far two arrays of one shape are apart, where |found - wanted| <= atol + rtol * |wanted| is allowed.
-
-    NaN is equal to NaN, an infinity to itself only, and so is text. DamagedError as `elements`.
-    """
-    pairs = zip(elements(found), elements(wanted), strict=True)
-    worst: tuple[tuple[bool, float], int, Element, Element] = ((False, -1.0), 0, 0, 0)
-    beyond, count = 0, 0
-    for index, (a, b) in enumerate(pairs):
-        count += 1
-        distance = apart(a, b)
-        far = distance == math.inf or (distance > 0 and distance > atol + rtol * abs(b))  # type: ignore[arg-type] # text is 0 or inf apart
-        beyond += far
-        if (far, distance) > worst[0]:
-            worst = ((far, distance), index, a, b)
-    (_, largest), index, a, b = worst
-    place: list[int] = []
-    for length in reversed(found.shape if count else ()):  # the index of an element in C order
-        index, last = divmod(index, length)
-        place.insert(0, last)
-    return Deviation(
-        count=count, beyond=beyond, largest=max(largest, 0.0), place=tuple(place), wanted=str(b), found=str(a)
-    )
-
-
-def apart(a: Element, b: Element) -> float:
-    """|a - b|; 0 for two NaN, infinite for one NaN, for infinities that differ, and for text that differs."""
-    if a == b:
-        return 0.0
-    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
-        return math.inf
-    nan = [value != value for value in (a, b)]  # noqa: PLR0124 - so is NaN, of complex numbers too
-    if all(nan):
-        return 0.0
-    distance = abs(a - b)
-    return math.inf if any(nan) or distance != distance else float(distance)  # noqa: PLR0124
 
 
 def not_run(says: str, *, todo: str, wrong: bool = False) -> Finding:
@@ -500,12 +365,12 @@ def fitted(golden: Golden, format_: str | None) -> Golden:
     if not golden.table or entry is None or entry[2] is program.call_estimator:
         return golden
     for it in golden.inputs:
-        if it.dtype not in _CODES or len(it.shape) != 1 or it.shape != golden.inputs[0].shape:
+        if it.dtype not in CODES or len(it.shape) != 1 or it.shape != golden.inputs[0].shape:
             raise DamagedError(f"its column {it.name} has the type {it.dtype} and the shape {list(it.shape)}")
     types = {it.dtype for it in golden.inputs}
     dtype, columns = types.pop() if len(types) == 1 else "float64", [elements(it) for it in golden.inputs]
     values = [value for row in zip(*columns, strict=True) for value in row]
-    data = base64.b64encode(struct.pack(f"<{len(values)}{_CODES[dtype]}", *values)).decode()
+    data = base64.b64encode(struct.pack(f"<{len(values)}{CODES[dtype]}", *values)).decode()
     array = Array(name="", dtype=dtype, shape=(len(columns[0]), len(columns)), data=data)
     return replace(golden, inputs=(array,), table=False)
 

@@ -1,0 +1,64 @@
+"""How layers are compressed: gzip, or zstd (RFC 8878) at a level; and the tar of a layer, whichever it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import BinaryIO, Self, cast
+
+import zstandard
+
+from envbuild.oci.deflate import GZIP_ERRORS, open_gzip
+from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD
+
+COMPRESSION_ERRORS: tuple[type[Exception], ...] = (*GZIP_ERRORS, zstandard.ZstdError)
+"""Exceptions of reading a damaged layer."""
+DEFAULT_LEVEL, _HIGHEST_LEVEL = 3, 9
+"""Of zstd; higher levels need more than 250 MB for four layers at a time."""
+_MAGIC: Mapping[bytes, str] = {b"\x1f\x8b": LAYER_GZIP, b"\x28\xb5": LAYER_ZSTD}
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """The compression of new layers."""
+
+    level: int = 0
+    """Of zstd; 0 for gzip, whose bytes are mostly those of the wheels."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `gzip`, `zstd` or `zstd:3`; ValueError."""
+        name, colon, level = text.partition(":")
+        if name == "gzip" and not colon:
+            return cls()
+        if name == "zstd" and (not colon or (level.isascii() and level.isdecimal())):
+            found = cls(int(level) if colon else DEFAULT_LEVEL)
+            if 1 <= found.level <= _HIGHEST_LEVEL:
+                return found
+        raise ValueError(f"{text!r:.80} is neither gzip, nor zstd, nor zstd:1 to zstd:{_HIGHEST_LEVEL}")
+
+    def __str__(self) -> str:
+        return f"zstd:{self.level}" if self.level else "gzip"
+
+    @property
+    def media_type(self) -> str:
+        """The media type of a layer."""
+        return LAYER_ZSTD if self.level else LAYER_GZIP
+
+
+GZIP = Compression()
+
+
+def media_type_of(head: bytes) -> str:
+    """Return the media type of a layer that begins with these bytes."""
+    return _MAGIC.get(head[:2], LAYER_TAR)
+
+
+def open_layer(file: BinaryIO, media_type: str) -> BinaryIO:
+    """Read the tar of a layer; one of COMPRESSION_ERRORS if it is damaged.
+
+    A zstd layer that ends too early gives less, without an error: compare the diff id.
+    """
+    if media_type == LAYER_ZSTD:
+        # A layer may have several frames, as those of zstd:chunked and pzstd have.
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
+        return cast("BinaryIO", reader)
+    return open_gzip(file) if media_type == LAYER_GZIP else file
