@@ -11,6 +11,7 @@ from envbuild.stamp.history import read_stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import make_wheel
+from tests.running import run_envbuild
 from tests.tools.pairs import PAIRS
 from tests.unit.test_cli_bases import Site
 from tests.unit.test_from_manifest import manifest_of
@@ -91,7 +92,7 @@ def test_it_is_a_warning_where_nothing_is_stamped(site, options):
 
 
 def test_capture_warns_of_a_model_that_its_own_environment_cannot_load(site):
-    done = site("capture", "--model", "model", "--out", "captured.json")
+    done = run_envbuild("capture", "--model", "model", "--out", "captured.json", cwd=site.folder)
     assert (done.returncode, done.stdout) == (0, "captured.json\n"), done.stderr
     assert "warning: model of scikit-learn: scikit-learn 1.4.0 wrote it, and none is there" in done.stderr
     assert "install scikit-learn==1.4.0 there" in done.stderr
