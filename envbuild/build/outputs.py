@@ -73,6 +73,8 @@ def write_outputs(
 def write_into_archive(request: BuildRequest, path: Path, content: Content, report: Reporter) -> None:
     """Write the image into a file; BuildError."""
     report.step(f"writing the archive {path}")
+    if request.compression != GZIP:
+        report.note("its layers are of zstd, which Docker loads from release 23.0 on")
     names = tuple(name for name in (request.load, request.push) if name)[:1]
     total = Archive(content, names).size
     try:

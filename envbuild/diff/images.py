@@ -193,7 +193,7 @@ class _Archive:
         member = self._member(name)
         opener = partial(_open, self._path, member.offset_data, member.size)
         with opener() as file:
-            media_type = media_type_of(file.read(2))
+            media_type = media_type_of(file.read(4))
         # The digest of the packed layer is not needed, and only newer archives have it as the file's name.
         return Layer(Descriptor(media_type, diff_id, member.size), diff_id, opener)
 

@@ -1,6 +1,6 @@
 """How layers are compressed: gzip, or zstd (RFC 8878) at a level; and the tar of a layer, whichever it is."""
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from typing import BinaryIO, Self, cast
 
@@ -11,9 +11,10 @@ from envbuild.oci.image import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD
 
 COMPRESSION_ERRORS: tuple[type[Exception], ...] = (*GZIP_ERRORS, zstandard.ZstdError)
 """Exceptions of reading a damaged layer."""
-DEFAULT_LEVEL, _HIGHEST_LEVEL = 3, 9
+DEFAULT_LEVEL, _HIGHEST_LEVEL = 3, 8
 """Of zstd; higher levels need more than 250 MB for four layers at a time."""
-_MAGIC: Mapping[bytes, str] = {b"\x1f\x8b": LAYER_GZIP, b"\x28\xb5": LAYER_ZSTD}
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""The first bytes of a zstd frame without content (RFC 8878, 3.1.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,10 @@ GZIP = Compression()
 
 
 def media_type_of(head: bytes) -> str:
-    """Return the media type of a layer that begins with these bytes."""
-    return _MAGIC.get(head[:2], LAYER_TAR)
+    """Return the media type of a layer that begins with these four bytes."""
+    if head.startswith(b"\x1f\x8b"):
+        return LAYER_GZIP
+    return LAYER_ZSTD if head.startswith(b"\x28\xb5\x2f\xfd") or _SKIPPABLE.match(head) else LAYER_TAR
 
 
 def open_layer(file: BinaryIO, media_type: str) -> BinaryIO:

@@ -22,12 +22,16 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+_DOCKER_ZSTD = "application/vnd.docker.image.rootfs.diff.tar.zstd"
 ENVIRONMENT = "dev.envbuild.environment"
 """The annotation of an image manifest with the environment id."""
 COMPRESSION = "dev.envbuild.compression"
 """The annotation of an image manifest with the compression of its environment's layers; absent for gzip."""
 
-OCI_OF_DOCKER = {DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP}
+OCI_OF_DOCKER = {
+    DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP,
+    _DOCKER_ZSTD: LAYER_ZSTD,
+}  # fmt: skip
 """The OCI media type for the same bytes; the two families are never mixed in one manifest."""
 
 _KINDS = {MANIFEST: False, DOCKER_MANIFEST: False, INDEX: True, DOCKER_INDEX: True}
