@@ -163,10 +163,10 @@ def prepare_destinations(request: BuildRequest, report: Reporter) -> bool:
             check_push(request.push)
     if request.load:
         from envbuild.engine.client import connected  # noqa: PLC0415 - Docker's library is slow to import
-        from envbuild.engine.load import INSTEAD  # noqa: PLC0415 - Docker's library is slow to import
+        from envbuild.engine.load import INSTEAD, check_reading  # noqa: PLC0415 - Docker's library is slow to import
 
-        with connected(INSTEAD):
-            pass
+        with connected(INSTEAD) as client:
+            check_reading(client, [request.compression.media_type], f"give --compression gzip, or {INSTEAD}")
     return immutable_tags
 
 

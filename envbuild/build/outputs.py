@@ -291,6 +291,7 @@ def stamp_images(
             overrides=image.plan.stack.overrides,
             identity=image.proof.summary,
             tag=request.push.tag if request.push else None,
+            compression=image.recipe.compression,
         )
         results.append(write(entry, manifest=request.manifest_bytes, lock=image.pylock))
     report_stamps(results, report, signed=signer is not None)

@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from docker.auth import encode_header
 from docker.errors import DockerException, ImageNotFound
 
 from envbuild.engine.client import events, fault_of
-from envbuild.errors import BuildError, RegistryError, UsageError
+from envbuild.errors import BuildError, MissingComponentError, RegistryError, UsageError
 from envbuild.oci.compression import media_type_of, open_layer
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import (
@@ -83,8 +83,9 @@ class _RefusedError(BuildError):
 def load_into(client: docker.DockerClient, content: Content, names: Sequence[Reference], report: Reporter) -> Loaded:
     """Load an image under these names, without sending what the engine has.
 
-    BuildError for what the engine refuses and for layers that do not match their descriptors, UsageError for names by
-    digest and an index without an image for the engine.
+    MissingComponentError for an engine that cannot read its layers. BuildError for what the engine refuses and for
+    layers that do not match their descriptors. UsageError for names by digest and an index without an image for the
+    engine.
     """
     image = _image_for(client, content)
     archive = Archive(image, tuple(names))
@@ -94,7 +95,8 @@ def load_into(client: docker.DockerClient, content: Content, names: Sequence[Ref
             client.api.tag(identity, name.name, name.tag or "latest", force=True)
         return Loaded(id=identity, image=image, sent=0, existing=total)
     omitted = _existing_layers(client, image)
-    _check_zstd(client, image, omitted)
+    needed = [it.descriptor for it in image.layers if it.descriptor.digest not in omitted]
+    check_reading(client, (it.media_type for it in needed), "build it, and the image below it, with --compression gzip")
     try:
         sent = _send(client, replace(archive, without=omitted), report)
     except _RefusedError:
@@ -155,15 +157,17 @@ def _existing_layers(client: docker.DockerClient, image: Image) -> frozenset[Dig
     return frozenset(layer.descriptor.digest for layer in image.layers[:longest]) - needed
 
 
-def _check_zstd(client: docker.DockerClient, image: Image, omitted: Collection[Digest]) -> None:
-    """Refuse layers of zstd for an engine that cannot read them: Docker before 23.0."""
-    zstd = [it for it in image.layers if it.descriptor.media_type == LAYER_ZSTD and it.descriptor.digest not in omitted]
+def check_reading(client: docker.DockerClient, media_types: Iterable[str], instead: str) -> None:
+    """MissingComponentError for layers of zstd and an engine that cannot read them: Docker before 23.0.
+
+    `instead` is what the user can do with this engine.
+    """
     engine = [it for it in client.version().get("Components") or () if it.get("Name") == "Engine"]
     version = str(engine[0].get("Version")) if engine else ""
-    if zstd and version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < 23:
-        what = f"Docker {version} cannot read layers of zstd, and the image has {len(zstd)}"
-        todo = "build with --compression gzip; or use Docker 23.0 or later, or podman"
-        raise BuildError(what, where="container engine", todo=todo)
+    major = version.partition(".")[0]
+    if LAYER_ZSTD in media_types and major.isdecimal() and int(major) < 23:
+        todo = f"{instead}; or use Docker 23.0 or later, or podman"
+        raise MissingComponentError(f"Docker {version} cannot read layers of zstd", where="container engine", todo=todo)
 
 
 def _send(client: docker.DockerClient, archive: Archive, report: Reporter) -> int:

@@ -25,6 +25,8 @@ from envbuild.oci.tar import open_tar
 CHUNK = 1 << 20
 DAMAGED: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, ValueError, OverflowError)
 """What reading a damaged layer raises; OverflowError because tarfile accepts `mtime=inf` in a PAX header."""
+_ZSTD_LIMIT = 16 << 30
+"""Bytes that any layer of zstd may unpack to: zeros, as in new weights, expand more than 10,000 times."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _LONGEST_VERSION = 256
 _MOST_LINKS = 400
@@ -175,9 +177,15 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     with layer.open() as blob, ExitStack() as stack:
         # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
         plain = stack.enter_context(open_layer(blob, layer.descriptor.media_type))
-        content = _Hashed(plain, expansion_limit(layer.descriptor.size))
+        limit, headers, end = expansion_limit(layer.descriptor.size), 0, 0
+        most = max(limit, _ZSTD_LIMIT) if layer.descriptor.media_type == LAYER_ZSTD else limit
+        content = _Hashed(plain, most)
         archive = stack.enter_context(open_tar(cast("IO[bytes]", content), stream=True))
         while (member := archive.next()) is not None:
+            headers += member.offset_data - end  # names and records are kept, contents pass by
+            end = archive.offset  # of the next member
+            if headers > limit:
+                raise ValueError(f"its headers unpack to more than {limit} bytes, far more than its size allows")
             if member.issparse():
                 content.count(member.size)
             yield member, archive

@@ -11,6 +11,8 @@ from envbuild.build.build import lock_options, prepare_destinations
 from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
+from envbuild.engine.client import connected
+from envbuild.engine.load import INSTEAD, check_reading
 from envbuild.errors import RegistryError, UsageError, VerifyError, counted
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
@@ -103,7 +105,7 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
 
 def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
-    check_gate(order, origin.platform)
+    _check_engine(order, origin)
     request, server, push_to = order.build_request, server_parts(order, origin), order.build_request.push
     options = lock_options(order.build_request, order.build_request.index_settings(), report)
     above = _above(order, server, origin.parent.lock, options)
@@ -163,6 +165,15 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         loaded=loaded,
         found=known is not None,
     )
+
+
+def _check_engine(order: ServeOrder, origin: Origin) -> None:
+    """MissingComponentError where an engine that has to take the image cannot read the training image's layers."""
+    check_gate(order, origin)
+    if order.build_request.load:
+        with connected(INSTEAD) as client:
+            below = (it.descriptor.media_type for it in origin.parent.image.layers)
+            check_reading(client, below, f"build the training image with --compression gzip, or {INSTEAD}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import docker
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
+from envbuild.engine.load import check_reading
 from envbuild.errors import MissingComponentError, StampError
 from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
@@ -99,12 +100,13 @@ class Patience:
     """Bytes of memory that it may use; None for three quarters of what the engine's machine has."""
 
 
-def check_gate(order: ServeOrder, platform: str | None = None) -> None:
-    """Find out before the long work whether a required gate has an engine for the platform; MissingComponentError."""
+def check_gate(order: ServeOrder, origin: Origin | None = None) -> None:
+    """Find out before the long work whether a required gate has an engine for the image; MissingComponentError."""
     if order.gate == "require":
         with connected(_INSTEAD) as client:
-            if platform:
-                _check_platform(client, platform)
+            _check_reading(client, order, origin)
+            if origin:
+                _check_platform(client, origin.platform)
 
 
 def gate(
@@ -121,6 +123,7 @@ def gate(
         try:
             client = stack.enter_context(connected(_INSTEAD))
             _check_platform(client, platform_name(image))
+            _check_reading(client, order, origin)
         except MissingComponentError as error:
             if order.gate == "require":
                 raise
@@ -135,6 +138,14 @@ def _check_platform(client: docker.DockerClient, wanted: str) -> None:
     if not f"{wanted}/".startswith(f"{engine}/"):
         todo = f"run this where the engine is {wanted}; {_INSTEAD}"
         raise MissingComponentError(f"the engine is {engine}, and the image is for {wanted}", where="engine", todo=todo)
+
+
+def _check_reading(client: docker.DockerClient, order: ServeOrder, origin: Origin | None) -> None:
+    """Say whose layers the engine cannot read; MissingComponentError."""
+    below = (it.descriptor.media_type for it in (origin.parent.image.layers if origin else ()))
+    check_reading(client, below, "build the training image with --compression gzip, or give --gate off")
+    own = order.build_request.compression.media_type
+    check_reading(client, [own], "give --compression gzip, or --gate off")
 
 
 def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[Finding, ...]:

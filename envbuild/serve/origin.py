@@ -308,6 +308,7 @@ def _training_request(start: Start, request: BuildRequest, out: Path) -> BuildRe
         platforms=(start.platform,),
         base=base,
         overrides=overrides,
+        compression=start.image.compression if start.image else request.compression,
         drop=request.drop or start.lock.drops,
         as_of=request.as_of or start.lock.as_of,
     )

@@ -78,7 +78,8 @@ def stamp_served(
     if origin.pylock:
         tag_as_stamped(origin.reference, report)
         reference = str(origin.reference) if origin.reference else None
-        train = entry(role="train", reference=reference, digest=origin.parent.digest)
+        compression = order.build_request.compression
+        train = entry(role="train", reference=reference, digest=origin.parent.digest, compression=compression)
         results.append(write(train, lock=origin.pylock))
         built_on = results[-1].stamp.image(train.slot)
     tag_as_stamped(served.pushed.reference if served.pushed else None, report)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from envbuild.errors import StampError
+from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.oci.reference import Reference
@@ -34,7 +35,7 @@ _SCHEMA = re.compile(r"1\.[0-9]{1,9}")
 _REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation")
 _OF_IMAGE = {
     *(*_REQUIRED_TEXTS, *_OPTIONAL_TEXTS),
-    *("digest", "environment", "overrides", "manifest_sha256", "lock_sha256"),
+    *("digest", "environment", "overrides", "compression", "manifest_sha256", "lock_sha256"),
 }
 """The keys of an image that this release knows."""
 _IMAGE_KEY = "envbuild-image-"
@@ -69,6 +70,8 @@ class StampEntry:
     """The tag that it was pushed under, which may name another image later; None for one that has none."""
     relation: str | None = None
     """Its relation to the training environment, if it does not share it: `verified-compatible`."""
+    compression: Compression = GZIP
+    """Of the layers that a training image was built with."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -319,6 +322,7 @@ def image_dict(image: StampedImage) -> dict[str, Any]:
         "lock_sha256": image.lock_sha256.hex,
         **({"tag": image.tag} if image.tag else {}),
         **({"relation": image.relation} if image.relation else {}),
+        **({"compression": str(image.compression)} if image.compression != GZIP else {}),
     }
 
 
@@ -346,6 +350,7 @@ def _image(value: Mapping[str, Any]) -> StampedImage:
         **msgspec.convert(texts, dict[str, str | None]),  # type: ignore[arg-type]
         digest=Digest.parse(value["digest"]),
         environment=Digest.parse(value["environment"]),
+        compression=Compression.parse(value.get("compression", str(GZIP))),
         overrides=tuple(sorted((str(key), str(set_to)) for key, set_to in value.get("overrides", {}).items())),
         manifest_sha256=Digest(value["manifest_sha256"]),
         lock_sha256=Digest(value["lock_sha256"]),

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
+from envbuild.engine.load import check_reading
 from envbuild.errors import MissingComponentError, UsageError, VerifyError, counted
 from envbuild.lock.download import wheel_path
 from envbuild.lock.run import LockResult
@@ -61,6 +62,7 @@ def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
     with ExitStack() as stack:
         try:
             client = stack.enter_context(connected(_INSTEAD))
+            check_reading(client, (it.descriptor.media_type for it in image.layers), NEVER)
         except MissingComponentError as error:
             sandbox, why = stack.enter_context(in_bubblewrap(image, _IMAGE, machine))
             yield Place(name="bubblewrap" if sandbox else "", runner=sandbox, why=f"{error.what}, and {why}")

@@ -8,13 +8,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from envbuild.diff.images import read_archive
 from envbuild.diff.layers import read_layer
 from envbuild.errors import BaseError, BuildError
-from envbuild.oci import deflate, tar
+from envbuild.oci import deflate, rootfs, tar
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import LAYER_GZIP, Descriptor, Layer
+from envbuild.oci.image import LAYER_GZIP, LAYER_ZSTD, Descriptor, Layer
 from envbuild.oci.rootfs import read_tree
 from tests.fakes.trees import image_of_layers
 
@@ -116,6 +117,30 @@ def test_a_layer_that_expands_without_end_is_refused(place, monkeypatch):
     with pytest.raises(BuildError, match="unpacks to") as caught:
         read_layer(layer, "x")
     assert caught.value.where == "x"
+
+
+def zstd_layer(*parts: bytes) -> Layer:
+    plain = b"".join(parts)
+    packed = zstandard.compress(plain)
+    return Layer(Descriptor(LAYER_ZSTD, Digest.of(packed), len(packed)), Digest.of(plain), lambda: io.BytesIO(packed))
+
+
+def test_a_file_of_zeros_in_a_layer_of_zstd_is_read_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(deflate, "_UNSUSPICIOUS", 8 * MEGA)
+    layer = zstd_layer(header("zeros", 64 * MEGA), bytes(64 * MEGA), END)
+    assert "zeros" in read_layer(layer, "x").nodes
+    assert "zeros" in read_tree(image_of_layers(layer), "x")
+    monkeypatch.setattr(rootfs, "_ZSTD_LIMIT", 32 * MEGA)
+    with pytest.raises(BuildError, match="unpacks to"):
+        read_layer(layer, "x")
+
+
+@pytest.mark.parametrize("parts", [(header("f", 0),), (header("f", 600), bytes(1024))], ids=["empty", "files"])
+def test_headers_of_a_layer_of_zstd_are_limited_as_all_of_another(parts, monkeypatch):
+    monkeypatch.setattr(deflate, "_UNSUSPICIOUS", MEGA)
+    with pytest.raises(BuildError, match="headers unpack to"):
+        read_layer(zstd_layer(b"".join(parts) * 2100, END), "x")
+    assert read_layer(zstd_layer(b"".join(parts) * 2000, END), "x").nodes
 
 
 def test_ordinary_long_names_and_records_are_read():

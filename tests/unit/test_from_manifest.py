@@ -15,6 +15,7 @@ from envbuild.oci.image import MANIFEST, canonical_json, image_index
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.shared_cache import SharedCache
+from tests.fakes.engine import serving_engine
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import Fault, closed_port, serving
 from tests.fakes.registry import FakeRegistry
@@ -299,6 +300,17 @@ def test_a_manifest_without_distributions_is_refused(site):
 def test_a_user_without_a_home_can_build(site):
     done = site.build("--out", "out", HOME="/proc/nowhere", XDG_CACHE_HOME="")
     assert done.returncode == 0, done.stderr
+
+
+def test_zstd_for_an_engine_that_cannot_read_it_is_refused_before_the_build(site):
+    with serving_engine() as engine:
+        words = ("--compression", "zstd", "--load", "x:1", "--out", "out")
+        done = site.build(*words, DOCKER_HOST=engine.url)
+        assert engine.requests == []
+    assert done.returncode == 17, done.stderr
+    assert "Docker 20.10.24 cannot read layers of zstd" in done.stderr
+    assert "give --compression gzip" in done.stderr
+    assert not (site.folder / "out").exists()
 
 
 def test_an_archive_takes_the_place_of_the_layout(site):

@@ -20,9 +20,10 @@ from envbuild.errors import MissingComponentError
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
 from envbuild.manifest.model import Golden, TrainingManifest
+from envbuild.oci.compression import Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.report import Reporter
+from envbuild.report import SILENT, Reporter
 from envbuild.serve import probe
 from envbuild.serve.gate import RULES, check_gate, gate
 from envbuild.serve.gate_container import Output
@@ -30,7 +31,7 @@ from envbuild.serve.gate_request import UnfitError, held_answer, request_of
 from envbuild.serve.model import Origin, ServeOrder, Server
 from tests.fakes.engine import serving_engine
 from tests.fakes.index import closed_port
-from tests.fakes.trees import BASE, image_of_trees
+from tests.fakes.trees import BASE, image_of_layers, image_of_trees, layer_of_tree
 from tests.reporting import Calling
 from tests.unit.test_golden_check import array_of, golden_of, manifest_with, texts
 
@@ -266,13 +267,38 @@ def test_without_an_engine_auto_says_so_and_require_fails(tmp_path, monkeypatch)
     assert gate(order_of(tmp_path, gate="off"), origin, image, server, reporter([])) == ()
 
 
-def test_where_it_is_required_the_engine_is_asked_before_anything_is_made(tmp_path, monkeypatch):
-    required = order_of(tmp_path, gate="require")
+@pytest.mark.parametrize(
+    ("below", "own", "todo"),
+    [("zstd", "gzip", "build the training image with --compression gzip"), ("gzip", "zstd", "give --compression gzip")],
+)
+def test_an_engine_that_cannot_read_zstd_counts_as_none(tmp_path, monkeypatch, below, own, todo):
+    image = image_of_layers(layer_of_tree(BASE, Compression.parse(below).media_type))
+    origin, told = origin_of(image, manifest_with(None)), list[str]()
+    order = order_of(tmp_path)
+    order = dataclasses.replace(
+        order, build_request=dataclasses.replace(order.build_request, compression=Compression.parse(own))
+    )
     with serving_engine() as engine:
         monkeypatch.setenv("DOCKER_HOST", engine.url)
-        check_gate(required, "linux/amd64")
+        [finding] = gate(order, origin, image, Server(), reporter(told))
+        assert (finding.id, finding.severity) == ("serve-untried", "warning")
+        assert finding.says == "the image was not tried: Docker 20.10.24 cannot read layers of zstd"
+        assert finding.todo.startswith(f"{todo}, or")
+        required = dataclasses.replace(order, gate="require")
+        for refused in (lambda: gate(required, origin, image, Server(), SILENT), lambda: check_gate(required, origin)):
+            with pytest.raises(MissingComponentError) as caught:
+                refused()
+            assert caught.value.todo == finding.todo
+        check_gate(order, origin)
+
+
+def test_where_it_is_required_the_engine_is_asked_before_anything_is_made(tmp_path, monkeypatch):
+    required, origin = order_of(tmp_path, gate="require"), origin_of(image_of_trees(BASE), manifest_with(None))
+    with serving_engine() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.url)
+        check_gate(required, origin)
         with pytest.raises(MissingComponentError, match=r"the engine is linux/amd64, .* for linux/arm64"):
-            check_gate(required, "linux/arm64")
+            check_gate(required, dataclasses.replace(origin, platform="linux/arm64"))
     monkeypatch.setenv("DOCKER_HOST", "unix:///none.sock")
     with pytest.raises(MissingComponentError) as caught:
         check_gate(required)

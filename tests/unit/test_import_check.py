@@ -18,8 +18,21 @@ from envbuild.manifest.model import Source
 from envbuild.match.match import match
 from envbuild.match.profiles import load_profiles
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_ZSTD
+from envbuild.report import SILENT
 from envbuild.verify.golden.runners import InInterpreter, Ran
-from envbuild.verify.imports import NEVER, ImportRequest, Imports, Place, check_imports, check_metadata, import_names
+from envbuild.verify.imports import (
+    NEVER,
+    ImportRequest,
+    Imports,
+    Place,
+    check_imports,
+    check_metadata,
+    import_names,
+    place_for,
+)
+from tests.fakes.engine import serving_engine
+from tests.fakes.trees import BASE, image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
 from tests.unit.test_match_frameworks import ran
 
@@ -245,3 +258,14 @@ def test_extension_modules_that_were_compiled_for_numpy_1_are_refused_beside_num
         "  - old 1.0 was built for NumPy 1 (old/core.cpython-311-x86_64-linux-gnu.so), and numpy 2.1.0 is there"
     ]
     check_metadata(locked(*pins, ("numpy", "1.26.4"), wheels=wheels), INCOMPLETE, tmp_path)
+
+
+def test_an_engine_that_cannot_read_zstd_counts_as_none(monkeypatch):
+    image = image_of_layers(layer_of_tree(BASE, LAYER_ZSTD))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with serving_engine() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.url)
+        with place_for(image, "x86_64", SILENT) as place:
+            assert place.runner is None
+        assert "Docker 20.10.24 cannot read layers of zstd, and bubblewrap is not installed" in place.why
+        assert engine.requests == []

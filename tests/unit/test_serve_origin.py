@@ -1,6 +1,7 @@
 """What a serving image starts from: the stamped image, that image made again, or another variant of it."""
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -83,6 +84,28 @@ def test_a_training_image_that_was_never_pushed_is_found_at_or_beside_out_or_mad
     found = json.loads(next((site.folder / out).glob(f"blobs/sha256/{done.stdout.strip()[-64:]}")).read_bytes())
     below = [it["digest"] for it in trained["layers"]]
     assert [it["digest"] for it in found["layers"]][: len(below)] == below
+
+
+@pytest.mark.parametrize(("trained", "served"), [("zstd:1", "gzip"), ("gzip", "zstd")])
+def test_it_is_made_again_with_the_compression_that_it_was_made_with(site, trained, served):
+    site.train("--compression", trained)
+    [record] = (site.folder / "model/envbuild").glob("record-*.json")
+    [image] = json.loads(record.read_bytes())["images"]
+    assert image.get("compression", "gzip") == trained
+    shutil.rmtree(site.folder / "trained")
+    result = site.says(*site.words("--out", "other", "--compression", served))
+    assert result["parent"].endswith(image["digest"])
+
+
+def test_of_a_manifest_the_training_image_is_stamped_with_its_compression(site):
+    site.train()
+    shutil.rmtree(site.folder / "model/envbuild")
+    words = ("from-manifest", "manifest.json", "--role", "serve", "--gate", "off", "--no-bytecode")
+    app = ("--app", str(site.app()), "--cmd", "python /app/serve.py", "--base", f"{site.host}/up/base:1")
+    site.says(*words, *app, "--out", "other", "--compression", "zstd", "--stamp", "model")
+    found = read_stamp("model")
+    assert found is not None
+    assert {it.role: str(it.compression) for it in found.images}["train"] == "zstd:3"
 
 
 def test_an_incomplete_run_is_made_again_as_of_the_same_moment(site, monkeypatch):
