@@ -292,19 +292,24 @@ def _is_layout(text: str) -> bool:
 def layout_image(text: str, machine: str) -> Image:
     """Read the image of an OCI layout: `FOLDER`, `oci:FOLDER` or `oci:FOLDER:NAME`, each with `@DIGEST` or without it.
 
-    BaseError; UsageError for a digest that it does not have.
+    BaseError; UsageError for a digest that it does not have, or that is another image's than NAME's.
     """
     plain, digest = split_digest(text.removeprefix("oci:"))
     folder, colon, name = plain.rpartition(":")
     if colon and _is_layout(folder) and not _is_layout(plain):
         plain = folder
+    reference = name if plain == folder else None
     if digest is None:
-        return read_layout(Path(plain), machine=machine, reference=name if plain == folder else None)
+        return read_layout(Path(plain), machine=machine, reference=reference)
     if _is_layout(plain) and not blob_path(Path(plain), digest).is_file():
         todo = f"leave out @{digest}, or give the folder that has this image"
         here = read_layout(Path(plain), machine=machine).digest
         raise UsageError(f"the image in this folder has another digest, {here}", where=text, todo=todo)
-    return read_layout(Path(plain), machine=machine, digest=digest)
+    image = read_layout(Path(plain), machine=machine, digest=digest)
+    if reference and (here := read_layout(Path(plain), machine=machine, reference=reference).digest) != image.digest:
+        what, todo = f"the image {reference} in this folder has another digest, {here}", "leave out one of the two"
+        raise UsageError(what, where=text, todo=todo)
+    return image
 
 
 def refuse_base(text: str, machine: str, cache: Path, wanted_python: str, glibc_minimum: str) -> None:

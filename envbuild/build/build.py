@@ -23,6 +23,7 @@ from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImag
 from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
+from envbuild.image.config import inner_config, variables_of
 from envbuild.image.layers.writer import check_library
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
@@ -90,7 +91,8 @@ def _prepare_builder(
         before, after = ((it.base, it.stack.glibc_minimum, it.stack.python) for it in (plan, found))
         plan, base = found, base if before == after else _resolve_base(request, found, report)
     locked = _lock_wheels(request, plan, base.target, settings, report)
-    there = side_of_lock(locked.lock, "the locked environment", plan.stack.variables)
+    variables = variables_of(inner_config(base)) | dict(plan.stack.variables)
+    there = side_of_lock(locked.lock, "the locked environment", variables)
     check_loading(request, plan.manifest.model, there, report)
     system = System()
     if request.system_packages:

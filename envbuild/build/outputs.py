@@ -229,10 +229,12 @@ def check_loading(request: BuildRequest, model: Model | None, environment: "Side
     from envbuild.verify.rules import loading_faults  # noqa: PLC0415
     from envbuild.verify.sources.model import files_now  # noqa: PLC0415
 
+    if request.unloadable == "ignore":
+        return
     if request.stamp and (model is None or model.format is None):
         model = files_now(request.stamp)
     faults = loading_faults(model, environment) if model else ()
-    if model and request.refuse_unloadable:
+    if model and request.unloadable == "refuse":
         judge(
             faults, f"{environment.name} may not load the model, or predict other numbers", model.uri, report, _LOADABLE
         )

@@ -64,8 +64,8 @@ class BuildRequest:
     cache: Path
     stamp_anyway: bool = False
     """Whether a model whose files are not those that the manifest lists is stamped all the same."""
-    refuse_unloadable: bool = False
-    """Whether a model that the environment cannot load ends the build, before anything is pushed or stamped."""
+    unloadable: Literal["warn", "refuse", "ignore"] = "warn"
+    """What becomes of a model that the environment cannot load; `refuse` ends the build before anything is pushed."""
     require_identical: bool = False
     """Whether a wheel that is not proven to be the run's ends the build."""
     import_check: ImportCheck = "auto"

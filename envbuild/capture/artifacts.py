@@ -24,7 +24,7 @@ _LOWEST = (
     ("numpy", "2.0", re.compile(r"numpy\.(?:_core\.(?!_|multiarray|umath)|random\._(?:mt19937|pcg64|philox|sfc64)\.)")),
     ("numpy", "1.26.1", re.compile(r"numpy\._core\.")),
     ("numpy", "1.24", re.compile(r"numpy\.random\._pickle\.__bit_generator_ctor\n.*__(?:generator|randomstate)_ctor")),
-    ("pandas", "3.0", re.compile(r"pandas\.StringDtype")),
+    ("pandas", "3.0", re.compile(r"pandas\.StringDtype\n(?:.*\n)*pandas\..*StringArray")),
     ("scipy", "1.8", re.compile(r"scipy\.sparse\._(?:bsr|coo|csc|csr|dia|dok|lil)\.")),
 )
 """Names in pickles, and the lowest release that has them; NumPy writes arrays of protocol 5 otherwise than others."""

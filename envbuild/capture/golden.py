@@ -30,6 +30,7 @@ NPY_TYPE = re.compile(r"([<>|=]?)(?:([biufc])(\d{1,2})|U([1-9]\d{0,6}))")
 KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 PLAIN = (str, bool, int, float)
 CONVERT = "convert it to text, numbers or booleans, in training too"
+WIDE = "convert it to float or text, in training too"
 EncodedArray = Tuple[str, List[int], bytes]
 """Type, shape, and the elements in C order: numbers in little endian, all else as a JSON list."""
 
@@ -104,13 +105,17 @@ def _column_facts(pandas: Any, name: str, column: Any) -> Facts:
     what, dtype = "column %r" % name, str(column.dtype)
     if NUMERIC.fullmatch(dtype):
         return _array_facts(name, *_encoded(what, column))
-    values = _plain_values(what, dtype, column.tolist())
+    values, kind = _plain_values(what, dtype, column.tolist()), column.dtype
     facts = _array_facts(name, dtype, [len(values)], _json_list(what, values))
     if dtype == "category":
-        categories = _plain_values(what, dtype, column.cat.categories.tolist())
+        kind = column.cat.categories
+        dtype = "%scategory of %s" % ("ordered " if column.cat.ordered else "", kind.dtype)
+        categories = _plain_values(what, dtype, kind.tolist())
         facts["categories"] = base64.b64encode(_json_list(what, categories)).decode("ascii")
-    try:
-        same = pandas.Series(values, index=column.index, dtype=column.dtype).equals(column)
+        kind = pandas.CategoricalDtype(categories)
+    try:  # as `table_of` of the golden check makes it
+        again = pandas.Series(values, index=column.index, dtype=kind)
+        same = again.equals(column)
     except (ValueError, TypeError):
         same = False
     if not same:
@@ -129,12 +134,18 @@ def _plain_values(what: str, dtype: str, items: list[Any]) -> list[Any]:
         elif hasattr(value, "isoformat"):
             value = value.isoformat()
         elif isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
+            try:
+                value = value.decode("utf-8")
+            except UnicodeDecodeError:
+                advice = "give numbers (uint8) or base64 text, in training too"
+                raise ValueError("golden sample: %s holds bytes that are not UTF-8: %s" % (what, advice)) from None
         values.append(value)
     kinds = {type(value) for value in values if value is not None and value == value}  # noqa: PLR0124 - NaN is no kind
     names = sorted(kind.__name__ for kind in kinds)
     if not kinds <= set(PLAIN) or len(kinds) > 1:
         raise ValueError("golden sample: %s has type %s and holds %s: %s" % (what, dtype, ", ".join(names), CONVERT))
+    if int in kinds and any(isinstance(value, int) and value.bit_length() > 64 for value in values):
+        raise ValueError("golden sample: %s holds a number that takes more than 64 bits: %s" % (what, WIDE))
     return values
 
 
@@ -146,8 +157,12 @@ def _json_list(what: str, values: list[Any]) -> bytes:
 
 
 def _array_facts(name: str, dtype: str, shape: list[int], data: bytes) -> Facts:
+    clean = scrub_line(name)
+    if clean != name:
+        what = "the name that begins with %r would be recorded as %s: rename it, in training too" % (name[:4], clean)
+        raise ValueError("golden sample: " + what)
     return {
-        "name": scrub_line(name),
+        "name": name,
         "dtype": dtype,
         "shape": shape,
         "data": base64.b64encode(data).decode("ascii"),
@@ -207,7 +222,7 @@ def _encoded_list(what: str, value: Any) -> EncodedArray:
     try:
         data = array("d" if float in kinds else "q", level)
     except OverflowError:
-        raise ValueError("golden sample: %s holds a number that takes more than 64 bits" % what) from None
+        raise ValueError("golden sample: %s holds a number that takes more than 64 bits: %s" % (what, WIDE)) from None
     if sys.byteorder == "big":
         data.byteswap()
     return "float64" if float in kinds else "int64", shape, data.tobytes()

@@ -102,7 +102,7 @@ def _build(
         report_changes(plan.stack, progress)
         if dry_run:
             there = side_of_stack(plan.stack, "the environment")
-            check_loading(replace(request, refuse_unloadable=False), manifest.model, there, progress)
+            check_loading(replace(request, unloadable="warn"), manifest.model, there, progress)
     if dry_run and request.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 

@@ -245,7 +245,7 @@ class BuildOptions:
             create_repository=image.create_repository,
             stamp=image.stamp,
             stamp_anyway=image.stamp_anyway,
-            refuse_unloadable=image.stamp is not None and not image.stamp_anyway,
+            unloadable="warn" if image.stamp is None or image.stamp_anyway else "refuse",
             minimum_record=image.minimum_record or 0,
             cache=cache_folder(),
             require_identical=locks.require_identical,

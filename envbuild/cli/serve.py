@@ -118,9 +118,9 @@ def _order(target: str, serving: ServeOptions, options: BuildOptions, progress: 
     request = options.build_request(name, data)
     image = options.image
     stamp = None if serving.no_stamp else model or image.stamp
-    refuse = serving.gate != "off" and not image.stamp_anyway
+    unloadable: Literal["warn", "refuse"] = "warn" if serving.gate == "off" or image.stamp_anyway else "refuse"
     return ServeOrder(
-        build_request=replace(request, stamp=stamp, bytecode=image.bytecode is not False, refuse_unloadable=refuse),
+        build_request=replace(request, stamp=stamp, bytecode=image.bytecode is not False, unloadable=unloadable),
         model=model,
         extras=tuple(serving.extra or ()),
         server=serving.server,
@@ -160,6 +160,8 @@ def _model(target: str, options: BuildOptions) -> str | None:
     of_run = {
         "--python": record.python,
         "--gpu": record.gpu,
+        "--framework": record.framework,
+        "--imported": record.imported,
         "--ran-on": record.ran_on,
         "--set": locks.set_,
         "--exclude-newer": locks.exclude_newer,

@@ -158,10 +158,12 @@ def find_importers(
     found = {it: {str(canonicalize_name(it))} & pins.keys() for it in names}
     of_run = {name: {name} for name in pins}
     near, new, environment = {*pins}, list(pins), marker_environment(session.target)
+    unread = len(pins)
     while new and not all(found.values()):
         waiting = [name for name, its in found.items() if not its]
         wheels = [it for it in in_parallel(lambda name: _find_wheel(session, name, pins.get(name)), new) if it]
         for wheel, files in zip(wheels, in_parallel(session.reader.files, wheels), strict=True):
+            unread -= files is not None and wheel.name in pins
             modules = [module_path(it) for it in files or ()]
             near |= set(filter(str.isidentifier, (it.partition("/")[0].removesuffix(".py") for it in modules)))
             for name in waiting:
@@ -180,6 +182,12 @@ def find_importers(
         todo = "; ".join(f"for {it} give {' or '.join(its)}" for it, its in close.items() if its)
         what = f"nothing in the record brings {', '.join(unknown)}"
         todo = todo or "give the names of modules, or of distributions of the record"
+        if unread:
+            what += f"; of {unread} of its {len(pins)} distributions no wheel could be read"
+            blind = session.settings.offline
+            todo = (
+                f"leave out --offline, or give their wheels' folders (--find-links DIR); else {todo}" if blind else todo
+            )
         raise UsageError(what, where=f"--imported {unknown[0]}", todo=todo)
     return {name: tuple(sorted(its)) for name, its in found.items()}
 

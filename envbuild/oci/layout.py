@@ -121,8 +121,11 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None, dig
         if digest is None:
             index = parse_manifest(_small(folder / "index.json"), INDEX)
         else:
-            size = blob_path(folder, digest).stat().st_size
-            index = {"manifests": [Descriptor("", digest, size).to_dict()]}
+            described = Descriptor("", digest, blob_path(folder, digest).stat().st_size)
+            if described.size > _LIMIT or not _is_image(_read(folder, described)):
+                todo = "give the digest of an image, as index.json has it, or none"
+                raise BaseError("this digest is no image's, but that of a part", where=f"{folder}@{digest}", todo=todo)
+            index = {"manifests": [described.to_dict()]}
         if reference is not None:
             named = [it for it in index["manifests"] if (it.get("annotations") or {}).get(REF_NAME) == reference]
             if not named:
@@ -134,6 +137,15 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None, dig
         raise _broken(folder, f"{error.filename}: {error.strerror}") from error
     except _WRONG as error:
         raise _broken(folder, str(error) if type(error) is ValueError else f"it is malformed ({error})") from error
+
+
+def _is_image(data: bytes) -> bool:
+    """Whether a blob is a manifest or an index, no config or layer."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not {"layers", "manifests"}.isdisjoint(value)
 
 
 def _broken(folder: Path, why: str) -> BaseError:

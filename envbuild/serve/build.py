@@ -16,6 +16,7 @@ from envbuild.engine.load import INSTEAD, check_reading
 from envbuild.errors import RegistryError, UsageError, VerifyError, counted
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
+from envbuild.image.config import inner_config, variables_of
 from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
@@ -205,7 +206,8 @@ def _above(order: ServeOrder, server: Server, below: Lock, options: Options) -> 
 def _check_model(order: ServeOrder, origin: Origin, above: Lock, report: Reporter) -> None:
     """Check that the environment loads the model, with what is added to it; VerifyError."""
     below = origin.parent.lock
-    there = side_of_lock(replace(below, wheels=(*below.wheels, *above.wheels)), "the serving image")
+    lock, inner = replace(below, wheels=(*below.wheels, *above.wheels)), inner_config(origin.parent.base)
+    there = side_of_lock(lock, "the serving image", variables_of(inner))
     model = (origin.stamped and origin.stamped.model) or origin.manifest.model
     check_loading(order.build_request, model, there, report)
 

@@ -13,7 +13,7 @@ from envbuild.capture.golden import NUMERIC
 from envbuild.manifest.model import Array, Golden
 from envbuild.verify.findings import Finding
 from envbuild.verify.golden.arrays import DamagedError, Element, content, elements, width_of
-from envbuild.verify.golden.check import judged
+from envbuild.verify.golden.check import judged, paired
 
 _LARGEST = 1_400_000
 """Bytes of a request's rows: Vertex AI's shared endpoints take 1.5 MB in all (custom container requirements)."""
@@ -68,16 +68,29 @@ def held_answer(golden: Golden, body: str) -> Iterator[Finding]:
     JSON has no types, so that numbers are compared as numbers, and text as text.
     """
     try:
-        text = any(isinstance(value, str) for it in golden.outputs for value in _elements(it))
-        shapes = ((name, rows, _shape(rows)) for name, rows in _columns(body).items())
-        found = tuple(_plain(name, shape, list(_flat(rows, shape, text))) for name, rows, shape in shapes)
-        recorded = tuple(_plain(it.name, it.shape, _elements(it)) for it in golden.outputs)
-    except UnfitError as error:
-        yield Finding(
-            about="golden", rule=PREDICTED, agrees=False, says=str(error), why=NO_PREDICTIONS, todo=_BY_CONTRACT
-        )
+        columns = _columns(body)
+        named = [Array(name=it, dtype="object", shape=(), data="") for it in columns]
+        pairs = [(it, _decoded(it, came.name, columns[came.name])) for it, came in paired(golden.outputs, named)]
+        recorded = tuple(_plain(it.name, it.shape, _elements(it), text=_is_text(it)) for it, _ in pairs)
+    except (UnfitError, LookupError) as error:
+        says = str(error.args[0])
+        yield Finding(about="golden", rule=PREDICTED, agrees=False, says=says, why=NO_PREDICTIONS, todo=_BY_CONTRACT)
         return
+    found = [came for _, came in pairs]
     yield from (replace(it, rule=PREDICTED) for it in judged(replace(golden, outputs=recorded), found))
+
+
+def _decoded(recorded: Array, name: str, rows: list[Any]) -> Array:
+    """An output of an answer, read as the recorded one is."""
+    shape, text = _shape(rows), _is_text(recorded)
+    values = list(_flat(rows, shape, text))
+    if text and "NaN" not in _elements(recorded):  # a server's word for what is missing
+        values = [None if it == "NaN" else it for it in values]
+    return _plain(name, shape, values, text=text)
+
+
+def _is_text(array: Array) -> bool:
+    return any(isinstance(it, str) for it in _elements(array))
 
 
 def _elements(array: Array) -> Sequence[Element]:
@@ -138,7 +151,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _flat(value: Any, shape: Sequence[int], text: bool) -> Iterator[Element]:
     if not shape:
-        yield value if text and isinstance(value, str) else _number(value)
+        yield value if text and (value is None or isinstance(value, str)) else _number(value)
         return
     if not isinstance(value, list) or len(value) != shape[0]:
         raise UnfitError("the predictions do not all have the same shape")
@@ -158,8 +171,10 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _plain(name: str, shape: tuple[int, ...], values: Sequence[Element]) -> Array:
-    """An array of float64, or of text."""
-    text = any(it is None or isinstance(it, str) for it in values)
-    data = json.dumps(values).encode() if text else struct.pack(f"<{len(values)}d", *values)
+def _plain(name: str, shape: tuple[int, ...], values: Sequence[Element], *, text: bool) -> Array:
+    """An array of float64, where NaN stands for what is missing, or of text."""
+    if text:
+        data = json.dumps(values).encode()
+    else:
+        data = struct.pack(f"<{len(values)}d", *(math.nan if it is None else it for it in values))
     return Array(name=name, dtype="object" if text else "float64", shape=shape, data=base64.b64encode(data).decode())

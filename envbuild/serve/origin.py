@@ -291,6 +291,7 @@ def _training_request(start: Start, request: BuildRequest, out: Path) -> BuildRe
         archive=None,
         load=None,
         stamp=None,
+        unloadable="ignore",
         bytecode=False,
     )
     if start.nearest is None or start.lock is None:

@@ -82,6 +82,25 @@ def test_a_name_that_the_layout_does_not_have_is_refused(tmp_path):
         resolved(f"oci:{tmp_path}/layout:other", tmp_path)
 
 
+def test_a_name_and_a_digest_are_of_one_image(tmp_path):
+    write_layout(IMAGE, folder := tmp_path / "layout", name="latest")
+    base, _ = resolved(f"oci:{folder}:latest@{IMAGE.digest}", tmp_path)
+    assert base.digest == IMAGE.digest
+    with pytest.raises(BaseError, match="no image named 'other'"):
+        resolved(f"oci:{folder}:other@{IMAGE.digest}", tmp_path)
+    write_layout(image_of_trees({**BASE, "etc/other": "x"}), folder, name="latest")
+    (folder / f"blobs/sha256/{IMAGE.digest.hex}").write_bytes(IMAGE.manifest)
+    with pytest.raises(UsageError, match="the image latest in this folder has another digest"):
+        resolved(f"oci:{folder}:latest@{IMAGE.digest}", tmp_path)
+
+
+@pytest.mark.parametrize("part", [IMAGE.config_digest, IMAGE.layers[0].descriptor.digest])
+def test_the_digest_of_a_part_of_an_image_is_no_base(part, tmp_path):
+    write_layout(IMAGE, tmp_path / "layout", name="latest")
+    with pytest.raises(BaseError, match="this digest is no image's"):
+        resolved(f"oci:{tmp_path}/layout@{part}", tmp_path)
+
+
 @pytest.mark.parametrize("text", ["NO reference", "", "x" * 5000 + "!", "a\0b", "oci_layout!"])
 def test_what_is_no_base_is_a_usage_error(text, tmp_path):
     with pytest.raises(UsageError):

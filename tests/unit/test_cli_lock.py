@@ -289,6 +289,7 @@ def test_a_record_s_imports_are_named_by_modules_or_distributions_and_by_what_th
     said = named("mult_py,tensorflow-cp,nothing")
     assert said.returncode == 2
     assert "nothing in the record brings mult_py, tensorflow-cp, nothing" in said.stderr
+    assert "could be read" not in said.stderr
     assert "for mult_py give multi_py or multi; for tensorflow-cp give tensorflow-cpu" in said.stderr
     only = ("--imported", "tool", "--gpu", "none", "--only-imported", "--json")
     assert json.loads(site.lock(*only, *facts, record="requirements.txt").stdout)["left_out"] == {
@@ -298,6 +299,9 @@ def test_a_record_s_imports_are_named_by_modules_or_distributions_and_by_what_th
     assert "the record says what the run imported" in site.refused("--imported", "tool", code=2)
     site.tell(manifest_of())
     assert "a name is empty" in site.refused("--imported", "tool,", code=2)
+    said = site.refused("--imported", "yaml", "--offline", "--find-links", ".", code=2)
+    assert "nothing in the record brings yaml; of 2 of its 2 distributions no wheel could be read" in said
+    assert "leave out --offline, or give their wheels' folders" in said
 
 
 def test_a_version_that_the_record_does_not_say_is_named_with_everything_else_that_fails(site):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -104,7 +105,29 @@ def test_a_table_is_objects_by_column_and_text_is_compared_as_text():
     assert "at [1]: ja, and nein was recorded" in says
     [(_, agrees, says)] = said(golden, {"predictions": [it | {"predict": 1} for it in right]})
     assert not agrees
-    assert "output predict has the type float64" in says
+    assert "output predict are not what was recorded; the first is at [0]: 1.0, and ja was recorded" in says
+
+
+@pytest.mark.parametrize(
+    ("outputs", "answer"),
+    [
+        ([texts("ja", None)], ["ja", None]),
+        ([texts("ja", math.nan)], ["ja", None]),
+        ([texts("ja", math.nan)], ["ja", "NaN"]),
+        ([texts("ja", "NaN")], ["ja", "NaN"]),
+        ([texts(None, None)], [None, "NaN"]),
+        ([texts(1.5, math.nan)], [1.5, "NaN"]),
+        (
+            [texts("ja", "nein", name="predict"), array_of([math.inf, math.nan], name="p")],
+            [{"predict": "ja", "p": "Infinity"}, {"predict": "nein", "p": "NaN"}],
+        ),
+    ],
+)
+def test_each_output_is_read_as_it_was_recorded(outputs, answer):
+    golden = golden_of([array_of([1.0, 2.0])], outputs)
+    assert [it[1] for it in said(golden, {"predictions": answer})] == [True]
+    wrong = [dict.fromkeys(it, 7) if isinstance(it, dict) else 7 for it in answer]
+    assert not said(golden, {"predictions": wrong})[0][1]
 
 
 def test_of_a_table_that_is_too_large_for_a_request_the_last_rows_are_cut():

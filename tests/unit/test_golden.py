@@ -97,6 +97,8 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
         ),
         ({"when": np.array(["2024-01-01"], dtype="datetime64[D]")}, r"output 'when' has type datetime64\[D\]; use"),
         ([1 << 64], "64 bits"),
+        ({"id": np.array([1 << 70, 1], dtype=object)}, "output 'id' holds a number that takes more than 64 bits"),
+        ({"jpeg": np.array([b"\xff\xd8\xff"])}, r"output 'jpeg' holds bytes that are not UTF-8: .* \(uint8\)"),
         ([], "or none"),
         ([[]], "or none"),
         ({}, "1 to 1024 arrays"),
@@ -252,6 +254,9 @@ def test_what_a_file_holds_besides_is_not_looked_at(tmp_path):
     assert len(facts["inputs"]) == len(facts["outputs"]) == 1
 
 
-def test_no_secret_is_kept_in_a_name():
-    secret = "ghp_0123456789abcdefghij0123456789abcdef"
-    assert secret not in json.dumps(golden_sample({secret: [1]}, [1]))
+@pytest.mark.parametrize("name", ["ghp_0123456789abcdefghij0123456789abcdef", "password: x", "a\nb"])
+def test_a_name_that_the_record_would_change_is_refused(name):
+    with pytest.raises(ValueError, match="rename it") as refused:
+        golden_sample({name: [1]}, [1])
+    assert repr(name[:4]) in str(refused.value)
+    assert name not in str(refused.value)

@@ -84,6 +84,47 @@ def test_it_is_stamped_by_hand_with_a_warning_and_served_only_without_the_gate(s
     assert (done.returncode, f"warning: {SAYS}" in done.stderr) == (0, True), done.stderr
 
 
+def test_of_a_manifest_what_is_added_above_the_training_image_may_be_what_loads_the_model(site):
+    found = manifest_of(("numpy", "1.26.4"), model=present(model_facts("model")))
+    del found["framework"]
+    (site.folder / "run.json").write_text(json.dumps(found))
+    options = ("--base", f"{site.host}/up/base:1", "--cmd", "web", "--no-bytecode", "--push", f"{site.host}/serving:v1")
+    done = site("serve", "run.json", *options, "--extra", "scikit-learn==1.4.2", "--extra", "web")
+    assert (done.returncode, "artifact-" in done.stderr) == (0, False), done.stderr
+    done = site("serve", "run.json", *options, "--extra", "scikit-learn==1.3.2", "--extra", "web", "--gate", "off")
+    assert (done.returncode, done.stderr.count(f"warning: {SAYS}")) == (0, 1), done.stderr
+
+
+def test_classes_of_the_program_that_saved_a_pickle_may_be_those_of_the_program_that_serves_it(site):
+    (site.folder / "model/model.pkl").write_bytes(b"\x80\x04c__main__\nModel\n)\x81.")
+    done = site.build(site.record("1.4.2"), "--stamp", "model")
+    assert done.returncode == 0, done.stderr
+    assert "warning: pickle of the model: wanted __main__.Model, found no such class" in done.stderr
+    serve = ("serve", "model", "--cmd", "web", "--extra", "web", "--no-bytecode", "--push", f"{site.host}/serving:v1")
+    done = site(*serve)
+    assert (done.returncode, "serving" in site.registry.repositories) == (0, True), done.stderr
+    for option in ("--imported", "--framework", "--gpu"):
+        done = site(*serve, option, {"--framework": "torch", "--gpu": "none"}.get(option, "pandas"))
+        assert (done.returncode, f"model, {option}" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_lock_with_both_generations_of_keras_needs_the_variable_that_its_image_does_not_set(site, monkeypatch):
+    wrote = {"format": "keras", "written_by": [{"name": "keras", "version": "2.15.0"}]}
+    model, pins = present(model_facts("model")) | wrote, {"keras": "3.3.3", "tf-keras": "2.16.0"}
+    found = manifest_of(*pins.items(), model=model)
+    del found["framework"]
+    (site.folder / "run.json").write_text(json.dumps(found))
+    wheels = [make_wheel(name.replace("-", "_"), version) for name, version in pins.items()]
+    with serving(*wheels, WEB) as index:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        done = site.build("run.json", "--framework", "none", "--stamp", "model")
+        warning = "warning: model of Keras: Keras 2.15.0 wrote the model, and Keras 3.3.3 is to load it"
+        assert (done.returncode, warning in done.stderr) == (0, True), done.stderr
+        what = ("run.json", "--framework", "none", "--base", f"{site.host}/up/base:1", "--cmd", "web", "--extra", "web")
+        done = site("serve", *what, "--no-bytecode", "--push", f"{site.host}/serving:v1")
+        assert (done.returncode, warning in done.stderr) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--stamp", "model")])
 def test_it_is_a_warning_where_nothing_is_stamped(site, options):
     done = site.build(site.record("1.3.2"), *options)

@@ -251,6 +251,14 @@ def test_the_classes_of_a_pickle_are_named_and_modules_of_python_are_not():
     assert "builtins" not in facts["details"]["classes"]
 
 
+@pytest.mark.parametrize(("beside", "lowest"), [("pandas.arrays StringArray", "3.0"), ("pandas Series", None)])
+def test_text_of_pandas_3_needs_pandas_3_and_its_type_alone_does_not(beside, lowest, tmp_path):
+    lines = ("pandas StringDtype", beside, "pandas.core.indexes.base _new_Index")
+    named = "".join("c{}\n{}\n".format(*it.split()) for it in lines)
+    (tmp_path / "model.pkl").write_bytes(b"\x80\x04" + named.encode() + b"\x87.")
+    assert model_facts(str(tmp_path / "model.pkl"))["details"].get("pandas") == lowest
+
+
 def test_each_artifact_of_a_folder_is_named_and_weights_of_one_model_count_once(tmp_path):
     for name in ("boosted.ubj", "classifier.joblib"):
         shutil.copyfile(MODELS / name, tmp_path / name)

@@ -53,8 +53,9 @@ def test_a_lock_alone_says_nothing_of_hardware_names_and_data():
 
 
 def test_variables_are_those_that_its_image_sets():
-    side = told(a_lock(), "l", (("XLA_FLAGS", "--x"), ("A", "")))
+    side = told(a_lock(), "l", {"XLA_FLAGS": "--x", "A": ""})
     assert side.variables == {"XLA_FLAGS": "--x", "A": ""}
+    assert told(a_lock(), "l", {}).variables == {}
     assert side.names is None
 
 

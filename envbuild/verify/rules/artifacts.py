@@ -56,6 +56,7 @@ _MODULES = {
 """The distributions that bring a module, of those that are met in pickled models."""
 
 
+_OWN_CLASS = "Only a program that has these classes itself loads it, as the one that saved it did."
 _BOUND = {
     "numpy": "NumPy", "scipy": "SciPy", "joblib": "joblib", "cloudpickle": "cloudpickle", "lightgbm": "LightGBM",
     "pandas": "pandas",
@@ -140,11 +141,18 @@ def artifact_pickle(wanted: Side, found: Side) -> Iterator[Finding]:
             continue
         details, about = dict(it.details), f"pickle {it.path or 'of the model'}"
         modules = [name for name in details.get("modules", "").split(",") if name]
-        faults = [*_lacking(environment, modules, details), *_too_old(environment, details)]
+        if own := "__main__" in modules:
+            classes = [name for name in details.get("classes", "").split(",") if name.startswith("__main__.")]
+            needs, there = ", ".join(classes) or "__main__", "no such class, unless the program that loads it has one"
+            todo = "define them in a module that is installed where it is loaded, and save it again"
+            yield differs(
+                "artifact-pickle", about, wanted=needs, found=there, todo=todo, severity="warning", why=_OWN_CLASS
+            )
+        faults = [*_lacking(environment, modules), *_too_old(environment, details)]
         for lacks, there, todo in faults:
             yield differs("artifact-pickle", about, wanted=lacks, found=there, todo=todo)
         known = [name for name in modules if name in _MODULES]
-        if not faults and known and environment.packages is not None:
+        if not own and not faults and known and environment.packages is not None:
             yield agree("artifact-pickle", about, f"it needs {listing(known)}, and {environment.name} has them")
 
 
@@ -199,12 +207,8 @@ def _allows(specifiers: str, version: str) -> bool:
         return True
 
 
-def _lacking(environment: Side, modules: list[str], details: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _lacking(environment: Side, modules: list[str]) -> Iterator[tuple[str, str, str]]:
     """Modules that the environment has not: what is needed, what is there, what to do."""
-    if "__main__" in modules:
-        classes = [it for it in details.get("classes", "").split(",") if it.startswith("__main__.")]
-        todo = "define them in a module that is installed where the model is loaded, and save the model again"
-        yield f"{', '.join(classes) or '__main__'}", "no such class outside the program that saved it", todo
     if environment.packages is None or not environment.complete:
         return
     for module in modules:

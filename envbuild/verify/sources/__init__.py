@@ -1,7 +1,7 @@
 """Facts about an environment, in the same words for each source: image, model, manifest, lock, context, host."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -276,8 +276,8 @@ def side_of_stack(stack: Stack, name: str) -> Side:
     )
 
 
-def side_of_lock(lock: Lock, name: str, variables: Iterable[tuple[str, str]] = ()) -> Side:
-    """What an environment of these wheels is; `variables` are those that its image sets.
+def side_of_lock(lock: Lock, name: str, variables: Mapping[str, str] | None = None) -> Side:
+    """What an environment of these wheels is; `variables` are those that its image sets, None where they are unknown.
 
     How a framework was built is known only where a name or a local label says it; the wheels are not read.
     """
@@ -305,5 +305,5 @@ def side_of_lock(lock: Lock, name: str, variables: Iterable[tuple[str, str]] = (
         cuda=built.cuda or inside,
         cudnn=built.cudnn,
         variant=built.variant or ("cpu" if only_jax else None),
-        variables=dict(variables) or None,
+        variables=variables,
     )

@@ -106,7 +106,7 @@ def side_of_context(folder: Path, name: str = "") -> Side:
     """
     context = _read(folder)
     labels = dict(context.stage.labels)
-    side = side_of_lock(context.lock, name or str(folder), context.stage.variables)
+    side = side_of_lock(context.lock, name or str(folder), dict(context.stage.variables) or None)
     variant = labels.get(_LABEL.format("variant"))
     own = labels.get(_LABEL.format("framework"), "").partition("==")[0]
     return replace(

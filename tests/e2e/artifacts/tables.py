@@ -38,6 +38,8 @@ REFUSED = {
     "rows": ([[1]], "object and holds list"),
     "both": (["a", 1], "object and holds int, str"),
     "day": ([dt.date(2024, 1, 1)], "object, which cannot be recorded"),
+    "size": (pd.Categorical(["b"], ["b", "a"], ordered=True), "ordered category of "),
+    "since": (pd.Categorical(pd.to_datetime(["2024-01-01"])), "category of datetime64["),
     "month": (pd.period_range("2024-01", periods=1, freq="M"), "period[M] and holds Period"),
 }
 
