@@ -12,17 +12,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import docker
 
 from envbuild.base.interpreter import runs_here
+from envbuild.cache import workplace
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
-from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
-from envbuild.errors import MissingComponentError, UsageError
+from envbuild.engine.container import MAX_RESULT, WRITABLE, parents, run_file
+from envbuild.errors import BuildError, MissingComponentError, UsageError
 from envbuild.files import staged_folder
+from envbuild.image.config import DEFAULT_PATH, variables_of
 from envbuild.oci.image import Image
 from envbuild.oci.reference import lies_here
 from envbuild.oci.rootfs import read_tree, resolve, unpack
@@ -33,7 +35,6 @@ INSTEAD = (
     "install bubblewrap (bwrap), which runs the image too; else `envbuild local MODEL --venv DIR --golden` runs the "
     "sample in a virtual environment of the same wheels"
 )
-_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
 _LINES = 12
 _LONGEST = 500
@@ -101,12 +102,11 @@ def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Itera
         except MissingComponentError as error:
             if text.startswith(_ENGINE):
                 raise
+            if why := why_no_bubblewrap(machine, cache):
+                raise MissingComponentError(f"{error.what}, and {why}", where=error.where, todo=error.todo) from error
             image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
             report.note(f"{error.what}: unpacking the image for bubblewrap")
-            runner, why = stack.enter_context(in_bubblewrap(image, text, machine))
-            if runner is None:
-                raise MissingComponentError(f"{error.what}, and {why}", where=error.where, todo=error.todo) from error
-            yield runner
+            yield stack.enter_context(in_bubblewrap(image, text, cache))
             return
         name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
         if lies_here(text):
@@ -124,12 +124,15 @@ class InBubblewrap:
     variables: Mapping[str, str]
     """The image's own, and no others."""
     python: str
-    """Its path in the image."""
+    """Its path in the image; empty if there is none."""
+    cache: Path
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
-        with TemporaryDirectory(prefix="envbuild-bubblewrap-") as name:
-            folder = Path(name)
+        if not self.python:
+            todo = "give an image that a model is trained or served in"
+            raise UsageError("the image has no Python on its PATH", where=self.name, todo=todo)
+        with workplace(self.cache) as folder:
             _write_files(folder, {"program.py": program.encode(), **beside}, copy=True)
             folder.chmod(0o755)
             command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
@@ -146,36 +149,44 @@ class InBubblewrap:
 
 
 @contextmanager
-def in_bubblewrap(image: Image, name: str, machine: str) -> Iterator[tuple[InBubblewrap | None, str]]:
-    """Yield a runner for an image that is unpacked meanwhile; else None and why, in half a sentence."""
-    other = runs_here(machine)
-    if reason := other.why if other else _why_no_bubblewrap():
-        yield None, reason
-        return
-    with TemporaryDirectory(prefix="envbuild-unpacked-") as folder:
-        root = Path(folder)
-        unpack(image, root, name)
-        for place in _MOUNTED:
-            (root / place).mkdir(parents=True, exist_ok=True)
-        config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
-        variables = {"PATH": _USUAL_PATH} | dict(it.partition("=")[::2] for it in config.get("Env") or ())
-        paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
+def in_bubblewrap(image: Image, name: str, cache: Path) -> Iterator[InBubblewrap]:
+    """Yield a runner for an image that lies unpacked on the cache's disk meanwhile; BuildError if it cannot."""
+    with workplace(cache) as root:
         tree = read_tree(image, name)
-        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
-        if not file:
-            yield None, "the image has no python on its PATH"
-        elif not os.access(root / file.lstrip("/"), os.X_OK):
-            yield None, f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)"
-        else:
-            yield InBubblewrap(name=name, root=root, variables=variables, python=python), ""
+        for path in sorted({*_MOUNTED, *parents(_MOUNTED)}):
+            node = tree.get(path)
+            if node is not None and node.kind != "directory":
+                todo = "start a container engine, or give an image with folders there"
+                raise BuildError(f"/{path} in the image is a {node.kind} and no folder", where=name, todo=todo)
+        try:
+            unpack(image, root, name)
+            for path in _MOUNTED:
+                (root / path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            todo = "free space there, set ENVBUILD_CACHE to a folder on another disk, or start a container engine"
+            raise BuildError(
+                f"the image cannot be unpacked in {cache}: {error.strerror}", where=name, todo=todo
+            ) from error
+        config = json.loads(image.config).get("config")
+        variables = {"PATH": DEFAULT_PATH} | variables_of(config if isinstance(config, dict) else {})
+        paths = (f"{folder}/python" for folder in variables["PATH"].split(":") if folder.startswith("/"))
+        python = next((path for path in paths if resolve(tree, path)), "")
+        yield InBubblewrap(name=name, root=root, variables=variables, python=python, cache=cache)
 
 
-def _why_no_bubblewrap() -> str:
+def why_no_bubblewrap(machine: str, cache: Path) -> str:
+    """Say in half a sentence why no image for `machine` can run under bubblewrap here; empty if one can."""
+    if other := runs_here(machine):
+        return other.why
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
+    if done.returncode:
+        return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}"
+    with workplace(cache) as folder:
+        is_noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+    return f"nothing may be executed in {cache}, where the image would be unpacked (noexec)" if is_noexec else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
