@@ -2,22 +2,24 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import docker
 
 from envbuild.base.interpreter import runs_here
 from envbuild.cache import workplace
+from envbuild.capture.redact import RANDOM, hides_secret, scrub
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
@@ -25,7 +27,8 @@ from envbuild.engine.container import MAX_RESULT, WRITABLE, parents, run_file
 from envbuild.errors import BuildError, MissingComponentError, UsageError
 from envbuild.files import staged_folder
 from envbuild.image.config import DEFAULT_PATH, variables_of
-from envbuild.oci.image import Image
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import lies_here
 from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.process import running
@@ -42,6 +45,9 @@ _ENGINE = "docker-daemon:"
 _REGISTRY = "docker://"
 _OWN = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that tell envbuild's interpreter what it is, and would tell another the same."""
+_TELLING = 6
+"""Characters of a secret at least by which it is known within another value."""
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +204,8 @@ class InInterpreter:
     """What it runs with; None for those of this process."""
     kept: Path | None = None
     """A folder for what only the user may start; None where there is none."""
+    state: tuple[str, ...] = ()
+    """What tells the environment from others, such as its packages: an answer that the user got holds for it only."""
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run it; what it starts ends with it."""
@@ -216,22 +224,42 @@ class InInterpreter:
             )
 
     def run_by_user(
-        self, program: str, beside: Mapping[str, bytes | Path], key: str, *, copy: bool
+        self, program: str, beside: Mapping[str, bytes | Path], key: Sequence[Any]
     ) -> tuple[Ran | None, str]:
-        """Write the files; return what came of the user's run of them, if there was one, and its command line."""
+        """Return what came of the user's run of these files, which it forgets; without one write copies of them.
+
+        `key` tells the files from others. The text says what the user does.
+        """
         assert self.kept is not None, "the caller looked"
-        folder = self.kept / f"golden-{key}"
-        answer = folder / "answer.json"
+        folder = self.kept / Digest.of(canonical_json([key, self.name, self.state])).hex
+        found = _answer(folder / "answer.json")
         try:
+            if found:
+                shutil.rmtree(folder)
+                return Ran(answer=found, code=0), ""
             if not folder.is_dir():
                 with staged_folder(folder) as staged:
-                    _write_files(staged, {"check.py": program.encode(), **beside}, copy=copy)
+                    _write_files(staged, {"check.py": program.encode(), **beside}, copy=True)
         except OSError as error:
-            todo = "give a folder that this user may write"
-            raise UsageError(f"it cannot be written: {error.strerror}", where=str(folder), todo=todo) from error
-        line = shlex.join((self.name, str(folder / "check.py"), "--out", str(answer)))
-        found = _answer(answer)
-        return Ran(answer=found, code=0) if found else None, line
+            todo = "give a folder that this user may write, and on whose disk a copy of the model has room"
+            raise UsageError(f"{folder} cannot be written: {error.strerror}", where=str(folder), todo=todo) from error
+        words = [self.name, str(folder / "check.py"), "--out", str(folder / "answer.json")]
+        return None, _line_for_user(words, self.variables or os.environ)
+
+
+def _line_for_user(words: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Say how to run a command with these variables: in a line for a shell, without values that may be secret."""
+    changed = {name: it for name, it in variables.items() if name not in _OWN and os.environ.get(name) != it}
+    omitted = {name for name, value in changed.items() if not _PLAIN.fullmatch(name) or not value.isprintable()}
+    for name, value in changed.items():
+        is_random = RANDOM.fullmatch(value) and not os.access(value, os.F_OK)
+        if hides_secret(name, value, sure=True) or scrub(value) != value or is_random:
+            omitted |= {name, *(it for it, whole in changed.items() if len(value) >= _TELLING and value in whole)}
+    unset = [name for name in ("PYTHONPATH", *_OWN) if name in _OWN or name not in variables]
+    values = [f"{name}={value}" for name, value in changed.items() if name not in omitted]
+    line = shlex.join(["env", *(word for name in unset for word in ("-u", name)), *values, *words])
+    first = f"export {', '.join(sorted(omitted))} in this shell, " if omitted else ""
+    return f"{first}run it yourself, if you trust the model, and give this command again: {line}"
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes | Path], *, copy: bool) -> None:
