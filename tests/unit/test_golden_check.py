@@ -315,7 +315,7 @@ def test_the_line_has_the_environments_variables_and_no_secret(by_hand, environm
     }
     finding = by_hand.ask(variables=os.environ | more | {"PYTHONPATH": str(environment)})
     assert "hunter22" not in finding.todo
-    assert finding.todo.startswith("export -u, DB, DB_PASSWORD, LINES in this shell, run it yourself")
+    assert finding.todo.startswith("export -u, DB, DB_PASSWORD, LINES, whose values are not printed, run it yourself")
     assert f"PLACE={tmp_path}" in finding.todo
     by_hand.start(finding, PYTHONHOME="/nowhere")
     assert by_hand.ask(variables=os.environ | more).agrees

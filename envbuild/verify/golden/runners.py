@@ -255,10 +255,10 @@ def _line_for_user(words: Sequence[str], variables: Mapping[str, str]) -> str:
         is_random = RANDOM.fullmatch(value) and not os.access(value, os.F_OK)
         if hides_secret(name, value, sure=True) or scrub(value) != value or is_random:
             omitted |= {name, *(it for it, whole in changed.items() if len(value) >= _TELLING and value in whole)}
-    unset = [name for name in ("PYTHONPATH", *_OWN) if name in _OWN or name not in variables]
+    unset = [name for name in ("PYTHONPATH", "PYTHONHOME") if name in _OWN or name not in variables]
     values = [f"{name}={value}" for name, value in changed.items() if name not in omitted]
     line = shlex.join(["env", *(word for name in unset for word in ("-u", name)), *values, *words])
-    first = f"export {', '.join(sorted(omitted))} in this shell, " if omitted else ""
+    first = f"export {', '.join(sorted(omitted))}, whose values are not printed, " if omitted else ""
     return f"{first}run it yourself, if you trust the model, and give this command again: {line}"
 
 
