@@ -9,9 +9,10 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_DATA, RLIMIT_NPROC, getrlimit
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Protocol
 
@@ -23,7 +24,7 @@ from envbuild.capture.redact import RANDOM, hides_secret, scrub
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
-from envbuild.engine.container import MAX_RESULT, WRITABLE, parents, run_file
+from envbuild.engine.container import MAX_PROCESSES, MAX_RESULT, WRITABLE, parents, run_file
 from envbuild.errors import BuildError, MissingComponentError, UsageError
 from envbuild.files import staged_folder
 from envbuild.image.config import DEFAULT_PATH, variables_of
@@ -141,11 +142,12 @@ class InBubblewrap:
         with workplace(self.cache) as folder:
             _write_files(folder, {"program.py": program.encode(), **beside}, copy=True)
             folder.chmod(0o755)
-            command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+            limits, size = _limits()
+            command = [*limits, "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
             command += ["--clearenv"]
             command += [word for item in self.variables.items() for word in ("--setenv", *item)]
             command += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
-            command += [word for place in WRITABLE for word in ("--tmpfs", place)]
+            command += [word for place in WRITABLE for word in (*size, "--tmpfs", place)]
             command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
             command += [self.python, "/run/envbuild/program.py", "--out", "-"]
             lines, answer = _LastLines(), bytearray()
@@ -178,6 +180,25 @@ def in_bubblewrap(image: Image, name: str, cache: Path) -> Iterator[InBubblewrap
         paths = (f"{folder}/python" for folder in variables["PATH"].split(":") if folder.startswith("/"))
         python = next((path for path in paths if resolve(tree, path)), "")
         yield InBubblewrap(name=name, root=root, variables=variables, python=python, cache=cache)
+
+
+def _limits() -> tuple[list[str], list[str]]:
+    """Words before bwrap, and before each folder in memory, that bound what all of it takes, as `confinement` does.
+
+    It is the memory that a process can write (not its addresses, of which CUDA and XLA reserve any amount), and the
+    number of the user's processes beyond the present ones. Without prlimit and before bubblewrap 0.7 they are missing.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+    present = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended
+            present += len(list((folder / "task").iterdir())) if folder.stat().st_uid == os.getuid() else 0
+    wanted = {"data": (RLIMIT_DATA, memory), "nproc": (RLIMIT_NPROC, MAX_PROCESSES + present)}
+    hard = {name: (getrlimit(kind)[1], number) for name, (kind, number) in wanted.items()}
+    words = [f"--{name}={number if top == RLIM_INFINITY else min(top, number)}" for name, (top, number) in hard.items()]
+    known = subprocess.run(["bwrap", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    has_size = "--size" in known.stdout + known.stderr
+    return ["prlimit", *words] if shutil.which("prlimit") else [], ["--size", str(memory // 4)] if has_size else []
 
 
 def why_no_bubblewrap(machine: str, cache: Path) -> str:
