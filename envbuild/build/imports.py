@@ -48,7 +48,7 @@ def try_imports(
     with ExitStack() as resources:
         if place is None:
             assert image, "there is an image or a place that has it"
-            place = resources.enter_context(place_for(image, stack.machine, builder.report))
+            place = resources.enter_context(place_for(image, stack.machine, builder.request.cache, builder.report))
         found = _import(builder, locked, names, settings, place)
     if found.modules:
         cache.store_note(key, found.to_dict(), share=False)

@@ -280,7 +280,7 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
     from envbuild.local.preflight import parity
     from envbuild.local.process import active, run_command, translated
     from envbuild.local.subject import lock_here
-    from envbuild.local.venv import check_place, held_venv
+    from envbuild.local.venv import BY_HAND, check_place, held_venv, state
 
     check_place(folder)
     with ExitStack() as stack:
@@ -298,7 +298,10 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
                 from envbuild.verify.golden.runners import InInterpreter
 
                 runner = InInterpreter(
-                    name=str(python), variables=active(os.environ, variables, folder), kept=folder.absolute()
+                    name=str(python),
+                    variables=active(os.environ, variables, folder),
+                    kept=folder.absolute() / BY_HAND,
+                    state=(*state(folder), *(f"{name}={value}" for name, value in sorted(variables.items()))),
                 )
                 found = parity(plan.subject, runner, cache=cache_folder(), report=progress)
                 return print_parity(found, as_json=options.as_json)

@@ -7,6 +7,7 @@ are empty.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,8 @@ OURS = "envbuild: "
 """The beginning of the history lines of envbuild's layers."""
 CHECK_LINE = "start-up check"
 """The history line of the layer with the start-up check."""
+_SETTABLE = re.compile(r"[^=\0\ud800-\udfff]+(?:=[^\0\ud800-\udfff]*)?")
+"""An entry of Env that can be a variable of a process."""
 _LONGEST = 120
 """Characters of a value in a message."""
 
@@ -81,8 +84,10 @@ def inner_config(base: Base) -> dict[str, Any]:
 
 
 def variables_of(inner: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables of a `config` object."""
-    return dict(str(entry).partition("=")[::2] for entry in inner.get("Env") or ())
+    """Return the environment variables of a `config` object, as far as a process can have them."""
+    entries = inner.get("Env")
+    texts = [it for it in entries if isinstance(it, str)] if isinstance(entries, list) else []
+    return dict(it.partition("=")[::2] for it in texts if _SETTABLE.fullmatch(it))
 
 
 def extend_config(inner: dict[str, Any], variables: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Any]:

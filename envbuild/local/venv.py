@@ -38,7 +38,9 @@ from envbuild.wheel.name import parsed_wheel
 MARKER = ".envbuild.json"
 """The file that marks a folder of envbuild; it names the lock once the folder is complete."""
 _LOCK = ".envbuild.lock"
-_OURS = {MARKER, _LOCK}
+BY_HAND = ".envbuild-golden"
+"""A folder for golden samples that only the user may run; it goes when the environment is replaced."""
+_OURS = {MARKER, _LOCK, BY_HAND}
 _ASIDE = ".envbuild-new"
 _OTHER = "give a folder that is new, empty, or was created by envbuild"
 _EXACTLY = (
@@ -164,6 +166,13 @@ def is_held(folder: Path, lock: Lock, python: str) -> Marker | None:
     marker = _read_marker(folder)
     same = marker is not None and marker.lock == _lock_digest(lock, python)
     return marker if same and (folder / "bin" / "python").exists() else None
+
+
+def state(folder: Path) -> tuple[str, ...]:
+    """Return what tells an environment from another: its marker, and the packages that are installed now."""
+    sites = map(str, folder.glob("lib/python3.*/site-packages"))
+    packages = sorted(f"{canonicalize_name(it.name)} {it.version}" for it in distributions(path=list(sites)))
+    return (folder / MARKER).read_text("utf-8"), *packages
 
 
 def _read_marker(folder: Path) -> Marker | None:

@@ -322,7 +322,7 @@ def resolve(tree: Tree, path: str) -> str | None:
 def unpack(image: Image, folder: Path, name: str) -> None:
     """Write the files of an image into an empty folder, without owners and special files; BaseError as `read_tree`.
 
-    Links come last, so that no file is written through one.
+    Links come last, and those below others first, so that nothing is written through one.
     """
     tree = read_tree(image, name)
     for path, node in tree.items():
@@ -335,7 +335,7 @@ def unpack(image: Image, folder: Path, name: str) -> None:
             while data := content.read(CHUNK):
                 file.write(data)
         place.chmod(0o755 if member.mode & 0o111 else 0o644)
-    for path, node in tree.items():
+    for path, node in sorted(tree.items(), key=lambda it: it[0], reverse=True):
         if node.kind == "link" and not os.path.lexists(folder / path):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).symlink_to(node.target)

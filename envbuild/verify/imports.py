@@ -23,7 +23,7 @@ from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
 from envbuild.verify.golden import program
-from envbuild.verify.golden.runners import InImage, Ran, Runner, in_bubblewrap
+from envbuild.verify.golden.runners import InImage, Ran, Runner, in_bubblewrap, why_no_bubblewrap
 
 _INSTEAD = "install bubblewrap"
 _IMAGE = "the image"
@@ -57,15 +57,17 @@ class Place:
 
 
 @contextmanager
-def place_for(image: Image, machine: str, report: Reporter) -> Iterator[Place]:
+def place_for(image: Image, machine: str, cache: Path, report: Reporter) -> Iterator[Place]:
     """Yield where an image for `machine` can be tried; what was put there is gone when the block ends."""
     with ExitStack() as stack:
         try:
             client = stack.enter_context(connected(_INSTEAD))
             check_reading(client, (it.descriptor.media_type for it in image.layers), NEVER)
         except MissingComponentError as error:
-            sandbox, why = stack.enter_context(in_bubblewrap(image, _IMAGE, machine))
-            yield Place(name="bubblewrap" if sandbox else "", runner=sandbox, why=f"{error.what}, and {why}")
+            if why := why_no_bubblewrap(machine, cache):
+                yield Place(name="", why=f"{error.what}, and {why}")
+                return
+            yield Place(name="bubblewrap", runner=stack.enter_context(in_bubblewrap(image, _IMAGE, cache)))
             return
         version, wanted = client.version(), platform_name(image)
         engine = f"{version['Os']}/{version['Arch']}"

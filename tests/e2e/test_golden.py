@@ -4,7 +4,9 @@ import base64
 import dataclasses
 import io
 import json
+import os
 import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from envbuild.verify.golden.check import check
-from envbuild.verify.golden.runners import InInterpreter, in_image
+from envbuild.verify.golden.runners import InBubblewrap, InInterpreter, in_image
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
@@ -181,6 +183,30 @@ def test_without_an_engine_bubblewrap_runs_a_pickle_in_an_image_that_was_never_p
         )
     done = envbuild("verify", "model", "--golden", "--run", env=variables, cwd=tmp_path)
     assert "ok       golden: the model gives what was recorded: 1 output, 2 numbers, exactly" in done.stdout
+
+
+LIMITS = """
+import json, os, resource
+size = os.statvfs("/tmp")
+kinds = resource.RLIMIT_DATA, resource.RLIMIT_NPROC, resource.RLIMIT_AS
+print(json.dumps([size.f_blocks * size.f_frsize, *(resource.getrlimit(kind)[0] for kind in kinds)]))
+"""
+
+
+def test_under_bubblewrap_memory_and_processes_have_limits_and_addresses_none(tmp_path):
+    """The image is this machine."""
+    python = str(Path(sys.executable).resolve())
+    runner = InBubblewrap(name="here", root=Path("/"), variables={}, python=python, cache=tmp_path)
+    ran = runner.run(LIMITS, {}, seconds=60)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert ran.code == 0, ran
+    folder, data, processes, addresses = json.loads(ran.answer or b"")
+    assert 0 < folder < memory / 4
+    assert 0 < data < memory
+    assert 4096 <= processes < 100_000
+    assert addresses == -1
+    hungry = runner.run(f"bytearray({memory * 9 // 10})", {}, seconds=60)
+    assert "MemoryError" in hungry.lines[-1]
 
 
 ONNX = """

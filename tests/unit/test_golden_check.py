@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import json
 import os
-import shlex
 import struct
 import subprocess
 import sys
@@ -228,27 +227,107 @@ def test_a_pickle_is_not_loaded_by_an_interpreter_of_this_machine(environment, t
     assert "envbuild verify MODEL IMAGE --golden --run" in finding.todo
 
 
-@pytest.mark.usefixtures("environment")
-def test_a_pickle_is_loaded_by_the_line_that_its_user_starts_and_the_answer_is_judged(environment, tmp_path):
+@pytest.fixture
+def by_hand(environment, tmp_path):
+    """A pickle, and an environment in which only its user may run it."""
     (environment / "demo.py").write_text(DOUBLE)
-    model, kept = tmp_path / "model.pkl", tmp_path / "venv"
-    kept.mkdir()
-    model.write_bytes(PICKLE)
+    return ByHand(tmp_path)
 
-    def run(golden: Golden):
+
+class ByHand:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.model, self.kept = folder, folder / "model.pkl", folder / "venv" / "kept"
+        self.model.write_bytes(PICKLE)
+
+    def ask(self, golden: Golden = DOUBLED, **more):
         with Progress() as told:
-            runner = InInterpreter(name=sys.executable, kept=kept)
-            [finding] = check(manifest_with(golden), str(model), [runner], cache=tmp_path, report=told)
+            runner = InInterpreter(name=sys.executable, kept=self.kept, **more)
+            [finding] = check(manifest_with(golden), str(self.model), [runner], cache=self.folder, report=told)
         return finding
 
-    first = run(DOUBLED)
+    def start(self, finding, **variables: str) -> None:
+        """Do as the finding says."""
+        line = finding.todo.partition("again: ")[2]
+        subprocess.run(line, shell=True, check=True, env=os.environ | variables)
+
+
+def test_a_pickle_is_loaded_by_the_line_that_its_user_starts_and_the_answer_is_judged_once(by_hand):
+    first = by_hand.ask()
     assert (first.id, first.severity) == ("golden-sample", "warning")
-    assert run(DOUBLED) == first
-    subprocess.run(shlex.split(first.todo.partition("again: ")[2]), check=True)
-    assert run(DOUBLED).says == "the model gives what was recorded: 1 output, 2 numbers, exactly"
-    assert run(golden_of(DOUBLED.inputs, [array_of([2.0, 5.0])])).severity == "error"
-    model.write_bytes(PICKLE + b"1")
-    assert run(DOUBLED).id == "golden-sample"
+    assert by_hand.ask() == first
+    by_hand.start(first)
+    assert by_hand.ask().says == "the model gives what was recorded: 1 output, 2 numbers, exactly"
+    assert list(by_hand.kept.iterdir()) == []
+    assert by_hand.ask() == first
+    by_hand.start(first)
+    assert by_hand.ask(golden_of(DOUBLED.inputs, [array_of([2.0, 5.0])])).severity == "error"
+
+
+def test_the_answer_of_another_model_or_environment_is_not_taken(by_hand):
+    first = by_hand.ask(state=("numpy 1.0",))
+    by_hand.model.write_bytes(b"c__main__\nNo\n(tR.")
+    by_hand.start(first)  # a copy of what was asked for
+    assert by_hand.ask(state=("numpy 1.0",)).id == "golden-sample"
+    by_hand.model.write_bytes(PICKLE)
+    assert by_hand.ask(state=("numpy 2.0",)).id == "golden-sample"
+    assert by_hand.ask(state=("numpy 1.0",)).agrees
+    assert len(list(by_hand.kept.iterdir())) == 2
+
+
+def test_an_answer_for_files_whose_digests_are_unknown_is_not_asked_for(by_hand, monkeypatch):
+    monkeypatch.setattr(sys.modules["envbuild.capture.places"], "HASHING", -1.0)
+    finding = by_hand.ask()
+    assert "model.pkl of the model has no digest" in finding.says
+    assert not by_hand.kept.exists()
+
+
+def test_a_run_by_hand_that_fails_is_told_once_with_the_line_for_another(by_hand, environment):
+    first = by_hand.ask()
+    (environment / "demo.py").rename(environment / "gone.py")
+    by_hand.start(first)
+    failed = by_hand.ask()
+    assert (failed.id, "No module named 'demo'" in failed.says) == ("golden-run", True)
+    (environment / "gone.py").rename(environment / "demo.py")
+    assert by_hand.ask() == first
+    by_hand.start(failed)
+    assert by_hand.ask().agrees
+    by_hand.ask()
+    [folder] = by_hand.kept.iterdir()
+    (folder / "answer.json").write_text("{")
+    by_hand.start(by_hand.ask())
+    assert by_hand.ask().agrees
+
+
+def test_the_line_has_the_environments_variables_and_no_secret(by_hand, environment, tmp_path, monkeypatch):
+    """Its shell has modules of another Python."""
+    (environment / "numpy.py").write_text(NUMPY + "\nimport os\nassert os.environ['MODE'] == 'a b\\'c'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "others"))
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/numpy.py").write_text("raise ImportError('of another Python')")
+    more = {
+        "MODE": "a b'c",
+        "DB_PASSWORD": "hunter22",
+        "DB": "host hunter22",
+        "SITE_TOKEN": "",
+        "LINES": "a\nb",
+        "-u": "x",
+        "PLACE": str(tmp_path),
+    }
+    finding = by_hand.ask(variables=os.environ | more | {"PYTHONPATH": str(environment)})
+    assert "hunter22" not in finding.todo
+    assert finding.todo.startswith("export -u, DB, DB_PASSWORD, LINES, whose values are not printed, run it yourself")
+    assert f"PLACE={tmp_path}" in finding.todo
+    by_hand.start(finding, PYTHONHOME="/nowhere")
+    assert by_hand.ask(variables=os.environ | more).agrees
+    variables = {name: it for name, it in os.environ.items() if name != "PYTHONPATH"}
+    assert "env -u PYTHONPATH -u PYTHONHOME " in by_hand.ask(variables=variables).todo
+
+
+def test_a_folder_that_cannot_be_written_says_nothing_of_the_environment(by_hand):
+    by_hand.kept.parent.write_text("no folder")
+    finding = by_hand.ask()
+    assert (finding.severity, finding.id) == ("warning", "golden-sample")
+    assert str(by_hand.kept) in finding.says
 
 
 def test_a_manifest_without_a_sample_says_how_to_record_one(ask):

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.errors import BuildError, LockError, MissingComponentError, UsageError
 from envbuild.local.model import Choice, Machine, Subject
-from envbuild.local.venv import MARKER, check_fits, held_venv, lost
+from envbuild.local.venv import BY_HAND, MARKER, check_fits, held_venv, lost, state
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.oci.digest import Digest
 from envbuild.stamp.record import StampedImage
@@ -127,6 +127,18 @@ def test_another_lock_brings_it_up_to_date_and_a_wheel_that_is_not_there_leaves_
     make(NEWER)
     assert packages(python) == {"tool-2.0.dist-info"}
     assert not (python.parents[1] / "share").exists()
+
+
+def test_what_was_run_by_hand_in_it_does_not_refuse_another_lock_and_goes_with_it(make):
+    folder = make(TOOL).parents[1]
+    before = state(folder)
+    (folder / BY_HAND / "key").mkdir(parents=True)
+    assert make(TOOL).parents[1] == folder
+    assert state(folder) == before
+    make(NEWER)
+    assert not (folder / BY_HAND).exists()
+    assert "tool 1.0" in before
+    assert "tool 2.0" in state(folder)
 
 
 def test_what_was_installed_into_it_since_is_said(make):

@@ -21,7 +21,6 @@ from envbuild.capture.places import STAMP_FOLDER, LocalPlace, place_of
 from envbuild.errors import StampError, UsageError, counted
 from envbuild.manifest.model import Array, Golden, Model, TrainingManifest
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import canonical_json
 from envbuild.report import Reporter
 from envbuild.stamp.store import ModelUri, parse_model_uri
 from envbuild.verify.findings import Finding, Severity
@@ -331,18 +330,35 @@ def golden_check(
         **{f"model/{path}": file for path, file in model.files.items()},
     }
     text = Path(program.__file__).read_text("utf-8")
+    by_user = runner if model.format in program.PICKLES and isinstance(runner, InInterpreter) else None
+    found: Iterable[Finding]
     try:
-        if model.format in program.PICKLES and isinstance(runner, InInterpreter):
-            key = Digest.of(canonical_json([text, order, sorted(model.digests.items())])).short
-            ran, line = runner.run_by_user(text, beside, key, copy=parse_model_uri(model.uri).bucket is not None)
-            if ran is None:
-                todo = f"run it yourself, if you trust the model, and give this command again: {line}"
-                return (not_run(_PICKLE, todo=todo),)
+        if by_user is not None:
+            found = _by_hand(golden, model, by_user, text, beside)
         else:
-            ran = runner.run(text, beside, seconds=seconds)
-    except UsageError as error:
-        return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=True),)
-    return tuple(_with_files(it, model, manifest) for it in _findings(golden, ran, seconds))
+            found = _findings(golden, runner.run(text, beside, seconds=seconds), seconds)
+    except UsageError as error:  # a folder that cannot be written says nothing of the environment
+        return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=by_user is None),)
+    return tuple(_with_files(it, model, manifest) for it in found)
+
+
+def _by_hand(
+    golden: Golden, model: LocalModel, runner: InInterpreter, text: str, beside: Mapping[str, bytes | Path]
+) -> Iterable[Finding]:
+    """Judge what came of the user's own run, once; the line for a new one where there was none that says anything."""
+    if unknown := sorted(model.files.keys() - model.digests.keys()):
+        says = f"the file {unknown[0]} of the model has no digest, so that no answer would be known to be its own"
+        return (not_run(says, todo=_ISOLATED),)
+    written = sorted((name, str(Digest.of(it))) for name, it in beside.items() if isinstance(it, bytes))
+    key = [text, written, sorted(model.digests.items())]
+    ran, todo = runner.run_by_user(text, beside, key)
+    if ran is None:
+        return (not_run(_PICKLE, todo=todo),)
+    found = tuple(_findings(golden, ran, 0))
+    if all(it.id == RULE for it in found):
+        return found
+    _, todo = runner.run_by_user(text, beside, key)
+    return tuple(replace(it, todo=f"{it.todo}; then {todo}") for it in found)
 
 
 def _refuse(model: LocalModel, runner: Runner) -> Finding | None:

@@ -2,28 +2,34 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_DATA, RLIMIT_NPROC, getrlimit
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Protocol
 
 import docker
 
 from envbuild.base.interpreter import runs_here
+from envbuild.cache import workplace
+from envbuild.capture.redact import RANDOM, hides_secret, scrub
 from envbuild.diff.images import check_name, open_image
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import LocalImage, connected, find_image
-from envbuild.engine.container import MAX_RESULT, WRITABLE, run_file
-from envbuild.errors import MissingComponentError, UsageError
+from envbuild.engine.container import MAX_PROCESSES, MAX_RESULT, WRITABLE, parents, run_file
+from envbuild.errors import BuildError, MissingComponentError, UsageError
 from envbuild.files import staged_folder
-from envbuild.oci.image import Image
+from envbuild.image.config import DEFAULT_PATH, variables_of
+from envbuild.oci.digest import Digest
+from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import lies_here
 from envbuild.oci.rootfs import read_tree, resolve, unpack
 from envbuild.process import running
@@ -33,7 +39,6 @@ INSTEAD = (
     "install bubblewrap (bwrap), which runs the image too; else `envbuild local MODEL --venv DIR --golden` runs the "
     "sample in a virtual environment of the same wheels"
 )
-_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
 _LINES = 12
 _LONGEST = 500
@@ -41,6 +46,9 @@ _ENGINE = "docker-daemon:"
 _REGISTRY = "docker://"
 _OWN = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables that tell envbuild's interpreter what it is, and would tell another the same."""
+_TELLING = 6
+"""Characters of a secret at least by which it is known within another value."""
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +109,11 @@ def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Itera
         except MissingComponentError as error:
             if text.startswith(_ENGINE):
                 raise
+            if why := why_no_bubblewrap(machine, cache):
+                raise MissingComponentError(f"{error.what}, and {why}", where=error.where, todo=error.todo) from error
             image = stack.enter_context(open_image(text, machine=machine, cache=cache, report=report))
             report.note(f"{error.what}: unpacking the image for bubblewrap")
-            runner, why = stack.enter_context(in_bubblewrap(image, text, machine))
-            if runner is None:
-                raise MissingComponentError(f"{error.what}, and {why}", where=error.where, todo=error.todo) from error
-            yield runner
+            yield stack.enter_context(in_bubblewrap(image, text, cache))
             return
         name = text.removeprefix(_ENGINE).removeprefix(_REGISTRY)
         if lies_here(text):
@@ -124,19 +131,23 @@ class InBubblewrap:
     variables: Mapping[str, str]
     """The image's own, and no others."""
     python: str
-    """Its path in the image."""
+    """Its path in the image; empty if there is none."""
+    cache: Path
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
-        with TemporaryDirectory(prefix="envbuild-bubblewrap-") as name:
-            folder = Path(name)
+        if not self.python:
+            todo = "give an image that a model is trained or served in"
+            raise UsageError("the image has no Python on its PATH", where=self.name, todo=todo)
+        with workplace(self.cache) as folder:
             _write_files(folder, {"program.py": program.encode(), **beside}, copy=True)
             folder.chmod(0o755)
-            command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+            limits, size = _limits()
+            command = [*limits, "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
             command += ["--clearenv"]
             command += [word for item in self.variables.items() for word in ("--setenv", *item)]
             command += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
-            command += [word for place in WRITABLE for word in ("--tmpfs", place)]
+            command += [word for place in WRITABLE for word in (*size, "--tmpfs", place)]
             command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
             command += [self.python, "/run/envbuild/program.py", "--out", "-"]
             lines, answer = _LastLines(), bytearray()
@@ -146,36 +157,63 @@ class InBubblewrap:
 
 
 @contextmanager
-def in_bubblewrap(image: Image, name: str, machine: str) -> Iterator[tuple[InBubblewrap | None, str]]:
-    """Yield a runner for an image that is unpacked meanwhile; else None and why, in half a sentence."""
-    other = runs_here(machine)
-    if reason := other.why if other else _why_no_bubblewrap():
-        yield None, reason
-        return
-    with TemporaryDirectory(prefix="envbuild-unpacked-") as folder:
-        root = Path(folder)
-        unpack(image, root, name)
-        for place in _MOUNTED:
-            (root / place).mkdir(parents=True, exist_ok=True)
-        config: Mapping[str, Any] = json.loads(image.config).get("config") or {}
-        variables = {"PATH": _USUAL_PATH} | dict(it.partition("=")[::2] for it in config.get("Env") or ())
-        paths = (f"{folder}/python" for folder in variables["PATH"].split(":"))
+def in_bubblewrap(image: Image, name: str, cache: Path) -> Iterator[InBubblewrap]:
+    """Yield a runner for an image that lies unpacked on the cache's disk meanwhile; BuildError if it cannot."""
+    with workplace(cache) as root:
         tree = read_tree(image, name)
-        python, file = next(((path, it) for path in paths if (it := resolve(tree, path))), ("", ""))
-        if not file:
-            yield None, "the image has no python on its PATH"
-        elif not os.access(root / file.lstrip("/"), os.X_OK):
-            yield None, f"nothing may be executed in {root.parent}, where the image was unpacked (noexec)"
-        else:
-            yield InBubblewrap(name=name, root=root, variables=variables, python=python), ""
+        for path in sorted({*_MOUNTED, *parents(_MOUNTED)}):
+            node = tree.get(path)
+            if node is not None and node.kind != "directory":
+                todo = "start a container engine, or give an image with folders there"
+                raise BuildError(f"/{path} in the image is a {node.kind} and no folder", where=name, todo=todo)
+        try:
+            unpack(image, root, name)
+            for path in _MOUNTED:
+                (root / path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            todo = "free space there, set ENVBUILD_CACHE to a folder on another disk, or start a container engine"
+            raise BuildError(
+                f"the image cannot be unpacked in {cache}: {error.strerror}", where=name, todo=todo
+            ) from error
+        config = json.loads(image.config).get("config")
+        variables = {"PATH": DEFAULT_PATH} | variables_of(config if isinstance(config, dict) else {})
+        paths = (f"{folder}/python" for folder in variables["PATH"].split(":") if folder.startswith("/"))
+        python = next((path for path in paths if resolve(tree, path)), "")
+        yield InBubblewrap(name=name, root=root, variables=variables, python=python, cache=cache)
 
 
-def _why_no_bubblewrap() -> str:
+def _limits() -> tuple[list[str], list[str]]:
+    """Words before bwrap, and before each folder in memory, that bound what all of it takes, as `confinement` does.
+
+    It is the memory that a process can write (not its addresses, of which CUDA and XLA reserve any amount), and the
+    number of the user's processes beyond the present ones. Without prlimit and before bubblewrap 0.7 they are missing.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+    present = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended
+            present += len(list((folder / "task").iterdir())) if folder.stat().st_uid == os.getuid() else 0
+    wanted = {"data": (RLIMIT_DATA, memory), "nproc": (RLIMIT_NPROC, MAX_PROCESSES + present)}
+    hard = {name: (getrlimit(kind)[1], number) for name, (kind, number) in wanted.items()}
+    words = [f"--{name}={number if top == RLIM_INFINITY else min(top, number)}" for name, (top, number) in hard.items()]
+    known = subprocess.run(["bwrap", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    has_size = "--size" in known.stdout + known.stderr
+    return ["prlimit", *words] if shutil.which("prlimit") else [], ["--size", str(memory // 4)] if has_size else []
+
+
+def why_no_bubblewrap(machine: str, cache: Path) -> str:
+    """Say in half a sentence why no image for `machine` can run under bubblewrap here; empty if one can."""
+    if other := runs_here(machine):
+        return other.why
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}" if done.returncode else ""
+    if done.returncode:
+        return f"bubblewrap does not work here: {done.stderr.strip()[-200:]}"
+    with workplace(cache) as folder:
+        is_noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
+    return f"nothing may be executed in {cache}, where the image would be unpacked (noexec)" if is_noexec else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +225,8 @@ class InInterpreter:
     """What it runs with; None for those of this process."""
     kept: Path | None = None
     """A folder for what only the user may start; None where there is none."""
+    state: tuple[str, ...] = ()
+    """What tells the environment from others, such as its packages: an answer that the user got holds for it only."""
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run it; what it starts ends with it."""
@@ -205,22 +245,42 @@ class InInterpreter:
             )
 
     def run_by_user(
-        self, program: str, beside: Mapping[str, bytes | Path], key: str, *, copy: bool
+        self, program: str, beside: Mapping[str, bytes | Path], key: Sequence[Any]
     ) -> tuple[Ran | None, str]:
-        """Write the files; return what came of the user's run of them, if there was one, and its command line."""
+        """Return what came of the user's run of these files, which it forgets; without one write copies of them.
+
+        `key` tells the files from others. The text says what the user does.
+        """
         assert self.kept is not None, "the caller looked"
-        folder = self.kept / f"golden-{key}"
-        answer = folder / "answer.json"
+        folder = self.kept / Digest.of(canonical_json([key, self.name, self.state])).hex
+        found = _answer(folder / "answer.json")
         try:
+            if found:
+                shutil.rmtree(folder)
+                return Ran(answer=found, code=0), ""
             if not folder.is_dir():
                 with staged_folder(folder) as staged:
-                    _write_files(staged, {"check.py": program.encode(), **beside}, copy=copy)
+                    _write_files(staged, {"check.py": program.encode(), **beside}, copy=True)
         except OSError as error:
-            todo = "give a folder that this user may write"
-            raise UsageError(f"it cannot be written: {error.strerror}", where=str(folder), todo=todo) from error
-        line = shlex.join((self.name, str(folder / "check.py"), "--out", str(answer)))
-        found = _answer(answer)
-        return Ran(answer=found, code=0) if found else None, line
+            todo = "give a folder that this user may write, and on whose disk a copy of the model has room"
+            raise UsageError(f"{folder} cannot be written: {error.strerror}", where=str(folder), todo=todo) from error
+        words = [self.name, str(folder / "check.py"), "--out", str(folder / "answer.json")]
+        return None, _line_for_user(words, self.variables or os.environ)
+
+
+def _line_for_user(words: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Say how to run a command with these variables: in a line for a shell, without values that may be secret."""
+    changed = {name: it for name, it in variables.items() if name not in _OWN and os.environ.get(name) != it}
+    omitted = {name for name, value in changed.items() if not _PLAIN.fullmatch(name) or not value.isprintable()}
+    for name, value in changed.items():
+        is_random = RANDOM.fullmatch(value) and not os.access(value, os.F_OK)
+        if hides_secret(name, value, sure=True) or scrub(value) != value or is_random:
+            omitted |= {name, *(it for it, whole in changed.items() if len(value) >= _TELLING and value in whole)}
+    unset = [name for name in ("PYTHONPATH", "PYTHONHOME") if name in _OWN or name not in variables]
+    values = [f"{name}={value}" for name, value in changed.items() if name not in omitted]
+    line = shlex.join(["env", *(word for name in unset for word in ("-u", name)), *values, *words])
+    first = f"export {', '.join(sorted(omitted))}, whose values are not printed, " if omitted else ""
+    return f"{first}run it yourself, if you trust the model, and give this command again: {line}"
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes | Path], *, copy: bool) -> None:
