@@ -83,8 +83,7 @@ def match(  # noqa: PLR0913 - each is an option of the command line
     """Decide what has to be locked for a run; MatchError lists each candidate near it and why it lost.
 
     `overrides` are values by `base`, `cuda`, `cudnn`, `driver_minimum` or `python`; `machine` replaces the run's.
-    What an incomplete record lacks is added as of `as_of`, by default the record's date: a date, which counts
-    to its end in UTC, a moment (ISO 8601), or `none`; UsageError for anything else.
+    What an incomplete record lacks is added as of `as_of` (ISO 8601; a date counts to its end in UTC); UsageError.
     `drop` names distributions of the run that are left out by hand (`NAME=REASON`), UsageError for one that it did not
     have. With `imported_only`, the stack requires what the run imported; UsageError where the manifest does not say it.
     """

@@ -260,12 +260,12 @@ def test_extension_modules_that_were_compiled_for_numpy_1_are_refused_beside_num
     check_metadata(locked(*pins, ("numpy", "1.26.4"), wheels=wheels), INCOMPLETE, tmp_path)
 
 
-def test_an_engine_that_cannot_read_zstd_counts_as_none(monkeypatch):
+def test_an_engine_that_cannot_read_zstd_counts_as_none(monkeypatch, tmp_path):
     image = image_of_layers(layer_of_tree(BASE, LAYER_ZSTD))
     monkeypatch.setenv("PATH", "/nowhere")
     with serving_engine() as engine:
         monkeypatch.setenv("DOCKER_HOST", engine.url)
-        with place_for(image, "x86_64", SILENT) as place:
+        with place_for(image, "x86_64", tmp_path, SILENT) as place:
             assert place.runner is None
         assert "Docker 20.10.24 cannot read layers of zstd, and bubblewrap is not installed" in place.why
         assert engine.requests == []
