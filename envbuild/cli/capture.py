@@ -89,7 +89,7 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
     text = manifest_text(manifest)
-    if manifest.get("model"):
+    if manifest.get("model") and not manifest.get("disagreements"):  # which say it in more detail
         _warn_unloadable(text)
     return text if out is None else f"{out}\n"
 
