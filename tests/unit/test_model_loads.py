@@ -51,6 +51,7 @@ class Runs(Site):
 def site(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ENVBUILD_SERVE_IMPORT_CHECK", "never")  # the base's Python is a text
     (tmp_path / "model").mkdir()
     shutil.copy(MODEL, tmp_path / "model")
     with serving(NUMPY, OLDER, FITTING, WEB) as index, FakeRegistry() as registry:

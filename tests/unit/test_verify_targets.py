@@ -288,9 +288,10 @@ def test_a_sample_with_nothing_to_run_it_in_is_refused_with_what_to_give(site):
 
 @pytest.mark.parametrize("form", ["text", "json", "sarif", "junit"])
 def test_what_ends_the_golden_part_leaves_what_was_found(site, monkeypatch, form):
-    """There is no engine."""
+    """There is no engine, and no bubblewrap."""
     image = built(site)["image"]
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("PATH", "/nowhere")
     done = site("verify", sampled(site), image, "--golden", "--run", "--format", form)
     assert done.returncode == 17
     assert "envbuild local MODEL --venv DIR --golden" in done.stderr
