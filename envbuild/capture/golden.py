@@ -150,7 +150,7 @@ def _plain_values(what: str, dtype: str, items: list[Any]) -> list[Any]:
 
 
 def _json_list(what: str, values: list[Any]) -> bytes:
-    """Encode values; NaN stands there as Python reads and writes it."""
+    """Encode values; NaN is in it as Python reads and writes it."""
     data = json.dumps(values, separators=(",", ":")).encode("ascii")
     _check_size(what, len(data))
     return data

@@ -26,12 +26,7 @@ def run(
         str, typer.Argument(help="The stamped model: gs://, a file or folder.", metavar="MODEL", show_default=False)
     ],
     image: Annotated[
-        str,
-        typer.Argument(
-            help="The image to deploy: NAME:TAG or NAME@DIGEST; or an OCI layout, before it is pushed.",
-            metavar="IMAGE",
-            show_default=False,
-        ),
+        str, typer.Argument(help="NAME:TAG, NAME@DIGEST, or an OCI layout.", metavar="IMAGE", show_default=False)
     ],
     *,
     policy: Path | None = option(HOW, "Severities and accepted findings, as for verify.", "FILE"),
@@ -40,12 +35,12 @@ def run(
     platform: Platform = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that an image may serve a model.
+    """Check that an image may serve a model, and print its reference by digest.
 
-    Prints its reference by digest, and nothing else, if it may. The model has to be stamped with the image, or the
-    image has to have all of the training image's environment; and the model's files have to be the stamped ones. No
-    container engine is needed. Findings go to stderr. Exit code 16 if a finding fails the policy (by default: any
-    error). With --signed the key has to have signed the stamp and the image, and the stamp has to name the image.
+    The model has to be stamped with the image, or the image has to have all of the training image's environment; and
+    the model's files have to be the stamped ones. No container engine is needed. Findings go to stderr. Exit code 16
+    if a finding fails the policy (by default: any error). With --signed the key has to have signed the stamp and the
+    image, and the stamp has to name the image.
     """
     from envbuild.oci.reference import Reference
     from envbuild.serve.deploy import RULES
@@ -53,13 +48,12 @@ def run(
     from envbuild.verify.rules.catalogue import TITLES
     from envbuild.verify.sources.model import read_model
 
-    given, machine = _given(model, image), parse_platform(platform)
+    given, machine = _read_targets(model, image), parse_platform(platform)
     judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
     if isinstance(given, str) and (keys or judge.registries):
-        todo = "push it, and give HOST/NAME:TAG or HOST/NAME@sha256:..."
-        what = "keys and registries are checked of an image in a registry, and this one is on this machine"
-        raise UsageError(what, where=f"IMAGE {one_line(given)}", todo=todo)
+        what = "a signature or registry can only be checked for a pushed image, and this one is on this machine"
+        raise UsageError(what, where=f"IMAGE {one_line(given)}", todo="push it, and give HOST/NAME@sha256:...")
     deployed, failure = "", None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
@@ -69,15 +63,15 @@ def run(
             progress.step(f"reading image {given}")
             deployed, found = _findings(stamped, given, machine, progress)
             if isinstance(given, Reference):
-                named = {deployed: Reference.parse(deployed)}
-                found = (*found, *signature_findings(named, keys, progress), *judge.registry_findings(named[deployed]))
+                at = Reference.parse(deployed)
+                found += (*signature_findings({deployed: at}, keys, progress), *judge.registry_findings(at))
         except VerifyError as error:
             failure = error
     findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
     verdict = Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
     if as_json:
-        value = None if verdict.wrong or failure else deployed
-        typer.echo(json.dumps(sound({"image": value, **verdict.to_dict()}), indent=2))
+        allowed = {"image": None if verdict.wrong or failure else deployed}
+        typer.echo(json.dumps(sound(allowed | verdict.to_dict()), indent=2))
     if failure:
         raise failure
     for line in () if as_json else lines(findings):
@@ -90,7 +84,7 @@ def run(
         typer.echo(deployed)
 
 
-def _given(model: str, image: str) -> "Reference | str":
+def _read_targets(model: str, image: str) -> "Reference | str":
     """Return the reference of an image in a registry, or the path of a layout or archive; UsageError."""
     from envbuild.oci.reference import lies_here
 

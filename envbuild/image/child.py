@@ -322,11 +322,11 @@ def interpreter_of(image: Image) -> str:
         if layer.created_by.removeprefix(OURS) == ENVIRONMENT_LINE and layer.descriptor.size <= _SMALL:
             texts: list[str] = []
 
-            def put(_layer: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+            def keep_config(_layer: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
                 if f"/{path}" == f"{PREFIX}/pyvenv.cfg" and (file := archive.extractfile(member)):
                     texts.append(file.read(_SMALL).decode())  # noqa: B023 - it is called in this round
 
-            read_layer(layer, str(image.digest), put)
+            read_layer(layer, str(image.digest), keep_config)
             lines = "".join(texts).splitlines()
             pairs = (line.partition("=") for line in lines)
             return {key.strip(): text.strip() for key, _, text in pairs}.get("executable", "")

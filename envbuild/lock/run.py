@@ -375,8 +375,7 @@ def _finish_lock(
     """Upgrade and extend a lock where the options say so, and compare it with the run."""
     locked, settings, target = first.lock, first.settings, first.lock.target
     resolver = _resolver(options, settings)
-    changes: tuple[Change, ...] = ()
-    added: tuple[str, ...] = ()
+    changes, added = tuple[Change, ...](), tuple[str, ...]()
     folders = tuple(dict.fromkeys(str(it.path.parent) for it in direct.values() if isinstance(it, Direct)))
     places = replace(settings, find_links=(*folders, *settings.find_links))
     with open_session((), target, places, options.cache) as session:
@@ -389,9 +388,8 @@ def _finish_lock(
         if options.extras:
             locked, added = _extend(locked, options.extras, resolver, session)
         absent = {it.name: Absence(it.reason, name_of(it.after or "")) for it in options.changes if it.before}
-        absent |= {name: Absence(why) for name, why in first.left_out}
-        unused = set(options.not_imported) - {it.name for it in locked.wheels}
-        absent |= {name: Absence(ONLY_IMPORTED) for name in unused}
+        unused = dict.fromkeys(sorted({*options.not_imported} - {it.name for it in locked.wheels}), ONLY_IMPORTED)
+        absent |= {name: Absence(why) for name, why in (*first.left_out, *unused.items())}
         locked, proof, own_wheels = prove_identity(locked, distributions, session, options.reporter, absent)
         facts = session.reader.all_facts(locked.wheels)
     conflicts = _compare_conflicts(locked, facts, distributions, options.changes)
@@ -406,8 +404,8 @@ def _finish_lock(
         dependants = ", ".join(sorted({it.requirer for it in conflicts if it.name == name}))
         why = f"still required by {dependants}" if dependants else "nothing that stays requires it"
         drop_reasons[name] = f"{reasons[name]}; {why}" if reasons[name] != ONLY_IMPORTED else ONLY_IMPORTED
-    reasons |= dict.fromkeys(sorted(unused), ONLY_IMPORTED)
-    drop_reasons |= dict.fromkeys(sorted(unused), ONLY_IMPORTED)
+    reasons |= unused
+    drop_reasons |= unused
     locked = replace(
         locked,
         owners=tuple(sorted(owners.items())),

@@ -124,7 +124,9 @@ def read_layout(folder: Path, *, machine: str, reference: str | None = None, dig
             described = Descriptor("", digest, blob_path(folder, digest).stat().st_size)
             if described.size > _LIMIT or not _is_image(_read(folder, described)):
                 todo = "give the digest of an image, as index.json has it, or none"
-                raise BaseError("this digest is no image's, but that of a part", where=f"{folder}@{digest}", todo=todo)
+                raise BaseError(
+                    "this digest is that of a part of an image, not of one", where=f"{folder}@{digest}", todo=todo
+                )
             index = {"manifests": [described.to_dict()]}
         if reference is not None:
             named = [it for it in index["manifests"] if (it.get("annotations") or {}).get(REF_NAME) == reference]

@@ -108,15 +108,14 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
     _check_engine(order, origin)
     request, server, push_to = order.build_request, server_parts(order, origin), order.build_request.push
-    options = lock_options(order.build_request, order.build_request.index_settings(), report)
+    options = lock_options(request, request.index_settings(), report)
     above = _above(order, server, origin.parent.lock, options)
     _check_model(order, origin, above, report)
     with ExitStack() as until:
-        shared = None
-        if push_to and order.build_request.remote_cache:
+        shared, slim, parent = None, None, origin.parent
+        if push_to and request.remote_cache:
             shared = until.enter_context(SharedCache(push_to, report=report))
         contents = tuple(_contents(order, origin, server, report, until))
-        slim, parent = None, origin.parent
         if order.slim:
             code = {
                 path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")
@@ -129,12 +128,10 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 slim = None
         plan = _plan(order, server, parent, above, contents, report)
         try:
-            image = known = _find_known(order.build_request, plan, shared, report)
+            image = known = _find_known(request, plan, shared, report)
         except VerifyError as error:
-            report.warn(
-                f"not using the registry's image of these inputs: {error.what}; building it here without the "
-                "registry's cache"
-            )
+            without = "building it here without the registry's cache"
+            report.warn(f"not using the registry's image of these inputs: {error.what}; {without}")
             image = known = shared = None
             if slim:
                 parent = slim_parent(origin, slim, order, report)
@@ -151,7 +148,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         if push_to:
             report.step(f"pushing to {push_to}")
             pushed = push(image, replace(push_to, tag=None), report=report)  # tags are set after the attachments
-        layout, loaded = place(order.build_request, image, report, pushed=pushed is not None)
+        layout, loaded = place(request, image, report, pushed=pushed is not None)
     return ServeResult(
         origin=origin,
         image=image,
@@ -162,7 +159,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         tags=(serving_tag(plan.recipe), *filter(None, [push_to.tag if push_to else None])),
         layout=layout,
         slimmed=slim,
-        archive=order.build_request.archive,
+        archive=request.archive,
         loaded=loaded,
         found=known is not None,
     )

@@ -97,7 +97,7 @@ def test_a_name_and_a_digest_are_of_one_image(tmp_path):
 @pytest.mark.parametrize("part", [IMAGE.config_digest, IMAGE.layers[0].descriptor.digest])
 def test_the_digest_of_a_part_of_an_image_is_no_base(part, tmp_path):
     write_layout(IMAGE, tmp_path / "layout", name="latest")
-    with pytest.raises(BaseError, match="this digest is no image's"):
+    with pytest.raises(BaseError, match="this digest is that of a part"):
         resolved(f"oci:{tmp_path}/layout@{part}", tmp_path)
 
 

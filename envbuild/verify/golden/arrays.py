@@ -83,7 +83,7 @@ def numbers(dtype: str, data: bytes) -> Sequence[Number]:
 
 
 def elements(array: Array) -> Sequence[Element]:
-    """The elements of any type; DamagedError as `content`, for what is no list of them, and for unknown numbers."""
+    """The elements of any type; DamagedError as `content`, for data of another kind, and for unknown numbers."""
     if NUMERIC.fullmatch(array.dtype):
         if width_of(array.dtype) is None:
             raise DamagedError(f"numbers of type {array.dtype} cannot be read here")

@@ -263,7 +263,7 @@ def _tolerance(golden: Golden) -> str:
 
 
 def _kind(array: Array) -> str:
-    """`float` for float32 and bfloat16, `text` for what is no type of numbers."""
+    """`float` for float32 and bfloat16, `text` for other types than numbers."""
     if not NUMERIC.fullmatch(array.dtype):
         return "text"
     return re.sub(r"\d.*", "", array.dtype).removeprefix("b") if array.dtype != "bool" else "bool"

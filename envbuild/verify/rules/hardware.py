@@ -51,7 +51,7 @@ def python(wanted: Side, found: Side) -> Iterator[Finding]:
 
 
 def _with_patch(python: str, found: Side) -> str:
-    """How to get the very patch release: by the base of what is built, for which there are Python's own images."""
+    """How to get the exact patch release: by the base of what is built, for which there are Python's own images."""
     if found.kind not in MADE:
         return f"use Python {python} there" if found.kind == "host" else remedy(found)
     profiles = profile_data()
