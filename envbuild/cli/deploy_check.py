@@ -37,10 +37,9 @@ def run(
 ) -> None:
     """Check that an image may serve a model, and print its reference by digest.
 
-    The model has to be stamped with the image, or the image has to have all of the training image's environment; and
-    the model's files have to be the stamped ones. No container engine is needed. Findings go to stderr. Exit code 16
-    if a finding fails the policy (by default: any error). With --signed the key has to have signed the stamp and the
-    image, and the stamp has to name the image.
+    The model has to be stamped with the image, or the image has to have all of the training image's environment; the
+    model's files have to be the stamped ones. No engine is needed. Findings go to stderr. Exit code 16 if a finding
+    fails the policy (by default: any error). With --signed the key has to have signed the stamp and its image.
     """
     from envbuild.oci.reference import Reference
     from envbuild.serve.deploy import RULES
@@ -70,8 +69,8 @@ def run(
     findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
     verdict = Verdict(targets=(model, str(given)), findings=findings, policy=judge, failed=failed)
     if as_json:
-        allowed = {"image": None if verdict.wrong or failure else deployed}
-        typer.echo(json.dumps(sound(allowed | verdict.to_dict()), indent=2))
+        allowed = "" if verdict.wrong or failure else deployed
+        typer.echo(json.dumps(sound({"image": allowed or None, **verdict.to_dict()}), indent=2))
     if failure:
         raise failure
     for line in () if as_json else lines(findings):
