@@ -41,13 +41,20 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment():
+    """For the fixtures of a module or session too, which run before those of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - cleaned(os.environ).keys():
+            patch.delenv(name)
+        for name, value in UNTRIED.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch, tmp_path_factory):
-    for name in os.environ.keys() - cleaned(os.environ).keys():
-        monkeypatch.delenv(name)
+def _own_cache(_clean_environment, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("ENVBUILD_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"))
-    for name, value in UNTRIED.items():
-        monkeypatch.setenv(name, value)
 
 
 def pytest_collection() -> None:
