@@ -191,7 +191,7 @@ def _parcels(files: Sequence[ContentFile], identity: str) -> Iterator[Parcel]:
 
 
 def _list_sources(files: Sequence[tuple[str, ContentFile]], _wheels: OpenWheels) -> list[Source]:
-    return [Source(path, file.read) for path, file in files]
+    return [Source(path, file.size, file.read) for path, file in files]
 
 
 def assemble_child(

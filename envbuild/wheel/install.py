@@ -80,6 +80,11 @@ class InstalledFile:
         """0755 or 0644, whatever the archive or the machine's umask has."""
         return 0o755 if self.executable else 0o644
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.source) if isinstance(self.source, bytes) else self.source.size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
@@ -307,7 +312,7 @@ def fingerprint(files: Iterable[InstalledFile]) -> Fingerprint:
 def content_of(file: InstalledFile) -> tuple[int, int]:
     """Return CRC and size of an installed file, which identify equal files of different wheels."""
     source = file.source
-    return (crc32(source), len(source)) if isinstance(source, bytes) else (source.crc32, source.size)
+    return crc32(source) if isinstance(source, bytes) else source.crc32, file.size
 
 
 def _short_hash(text: str, size: int) -> bytes:

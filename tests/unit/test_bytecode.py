@@ -1,4 +1,4 @@
-"""Bytecode: one file's is the same whatever comes before it, and nothing that a source says harms more than itself."""
+"""Bytecode: a group's is the same whatever was compiled before, and nothing that a source says harms more than itself."""
 
 import importlib.util
 import marshal
@@ -20,6 +20,7 @@ from envbuild.image.bytecode.compiler import (
     FORMAT,
     Compiler,
     Failure,
+    Source,
     Tally,
     Unavailable,
     ask_build,
@@ -38,9 +39,16 @@ SOURCES = {path.name: path.read_bytes() for path in sorted(LIBRARY.glob("*.py"))
 PYTHON_2 = b"print 'hello'\n"
 
 
-def compiled(names: list[str], processes: int = 1, interpreter=None) -> dict[str, bytes | Failure]:
-    with Compiler(interpreter or own_interpreter(), processes) as running:
-        return {name: running.compile(f"/opt/env/lib/{name}", SOURCES[name]) for name in names}
+GROUPS = [list(SOURCES)[at : at + 8] for at in range(0, len(SOURCES), 8)]
+
+
+def compiled(groups: list[list[str]], processes: int = 1) -> dict[str, bytes | Failure]:
+    found: dict[str, bytes | Failure] = {}
+    with Compiler(own_interpreter(), processes) as running:
+        for names in groups:
+            codes = running.compile((f"/opt/env/lib/{name}", SOURCES[name]) for name in names)
+            found |= dict(zip(names, codes, strict=True))
+    return found
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def no_interpreter():
 def test_a_file_is_unchecked_bytecode_that_names_its_place_in_the_image():
     source = b"def f(x: int) -> int:\n    '''doc'''\n    assert x\n    return x + 1\n"
     with Compiler(own_interpreter()) as running:
-        found = running.compile("/opt/env/lib/six.py", source)
+        [found] = running.compile([("/opt/env/lib/six.py", source)])
     assert isinstance(found, bytes)
     magic, flags, source_hash = struct.unpack("<4sI8s", found[:16])
     assert (magic, flags) == (importlib.util.MAGIC_NUMBER, 1)  # PEP 552: by hash, not checked
@@ -73,16 +81,16 @@ def test_a_file_is_unchecked_bytecode_that_names_its_place_in_the_image():
 
 
 def test_the_order_the_processes_and_the_hash_seed_do_not_matter(monkeypatch):
-    usual = compiled(list(SOURCES))
+    usual = compiled(GROUPS)
     assert not any(isinstance(code, Failure) for code in usual.values())
-    shuffled = random.Random(7).sample(list(SOURCES), len(SOURCES))
+    shuffled = random.Random(7).sample(GROUPS, len(GROUPS))
     monkeypatch.setattr(compiler, "environment", lambda home: environment(home) | {"PYTHONHASHSEED": "4242"})
-    assert compiled(shuffled) == usual
+    assert compiled(shuffled, 2) == usual
 
 
-def test_a_file_alone_is_what_it_is_among_others():
-    usual, name = compiled(list(SOURCES)), random.Random(3).choice(list(SOURCES))
-    assert compiled([name]) == {name: usual[name]}
+def test_a_group_alone_is_what_it_is_among_others():
+    usual, names = compiled(GROUPS), random.Random(3).choice(GROUPS)
+    assert compiled([names]) == {name: usual[name] for name in names}
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
@@ -91,7 +99,7 @@ def test_the_layers_do_not_depend_on_the_number_of_processes(image, processes):
     made = image(wheel)
     made.bytecode = replace(made.bytecode, compiling=replace(made.bytecode.compiling, processes=processes))
     [files] = made.contents().values()
-    expected = compiled(list(SOURCES))
+    expected = compiled([list(SOURCES)])
     prefix = f"/opt/env/{SITE}/many".encode()
     assert {path.rpartition("/")[2] for path in files} == {f"{name[:-3]}.{TAG}.pyc" for name in SOURCES}
     for path, code in files.items():
@@ -108,8 +116,9 @@ def test_the_layers_do_not_depend_on_the_number_of_processes(image, processes):
 )
 def test_what_does_not_compile_has_none_and_stops_nobody(source):
     with Compiler(own_interpreter(), 1) as running:
-        assert running.compile("/opt/env/bad.py", source) is Failure.REFUSED
-        assert isinstance(running.compile("/opt/env/good.py", b"x = 1\n"), bytes)
+        bad, good = running.compile([("/opt/env/bad.py", source), ("/opt/env/good.py", b"x = 1\n")])
+        assert bad is Failure.REFUSED
+        assert isinstance(good, bytes)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +132,9 @@ def test_what_does_not_compile_has_none_and_stops_nobody(source):
 def test_a_source_that_takes_too_much_is_given_up_and_stops_nobody(monkeypatch, limit, most, source):
     monkeypatch.setitem(compiler._LIMITS, limit, most)
     with Compiler(own_interpreter(), 1) as running:
-        assert running.compile("/opt/env/greedy.py", source) is Failure.GAVE_UP
-        assert isinstance(running.compile("/opt/env/good.py", b"x = 1\n"), bytes)
+        greedy, good = running.compile([("/opt/env/greedy.py", source), ("/opt/env/good.py", b"x = 1\n")])
+        assert greedy is Failure.GAVE_UP
+        assert isinstance(good, bytes)
 
 
 def test_a_source_that_is_too_large_is_not_even_sent(monkeypatch, image):
@@ -138,18 +148,34 @@ def test_a_source_that_is_too_large_is_not_even_sent(monkeypatch, image):
 def test_an_interpreter_that_is_none_is_an_error_with_a_way_out(command):
     assert isinstance(ask_build(command, Path("/")), Unavailable)
     with Compiler(replace(own_interpreter(), command=command), 1) as running, pytest.raises(BuildError) as caught:
-        running.compile("/opt/env/x.py", b"x = 1\n")
+        running.compile([("/opt/env/x.py", b"x = 1\n")])
     assert "--no-bytecode" in caught.value.todo
 
 
 def test_a_process_is_changed_for_a_new_one_in_time(monkeypatch):
     monkeypatch.setattr(compiler, "_MOST_FORKS", 3)
-    assert compiled(list(SOURCES)[:10]) == {name: compiled([name])[name] for name in list(SOURCES)[:10]}
+    assert compiled(GROUPS) == {name: code for names in GROUPS for name, code in compiled([names]).items()}
+
+
+def test_which_files_are_compiled_together_follows_from_them_alone():
+    def groups(*sizes: int) -> list[list[int]]:
+        sources = [Source(f"{number}.py", size, bytes) for number, size in enumerate(sizes)]
+        return [[source.size for source in group] for group in compiler._groups(sources)]
+
+    assert groups() == []
+    assert groups(*range(130)) == [[*range(64)], [*range(64, 128)], [128, 129]]
+    assert groups(1, 1 << 20, 1, (1 << 20) - 1, 0, 2 << 20, 3) == [
+        [1],
+        [1 << 20],
+        [1, (1 << 20) - 1, 0],
+        [2 << 20],
+        [3],
+    ]
 
 
 def test_the_program_that_compiles_changes_only_with_the_format():
     text = compiler.PROGRAM.read_bytes()
-    assert (FORMAT, sha256(text).hexdigest()[:16]) == (3, "901edc6557a63517"), "raise FORMAT, and state both here"
+    assert (FORMAT, sha256(text).hexdigest()[:16]) == (4, "2f23b2127c36e9b8"), "raise FORMAT, and state both here"
 
 
 def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):

@@ -86,7 +86,7 @@ def test_it_is_the_base_s_own_and_compiles_the_same_wherever_it_lies(tmp_path, m
         monkeypatch.setenv("PYTHONHASHSEED", seed)
         monkeypatch.setenv("PYTHONPATH", str(LIBRARY))
         with Compiler(interpreter, 1) as running:
-            results.append([running.compile(f"/opt/env/{path.name}", path.read_bytes()) for path in SOURCES])
+            results.append(running.compile((f"/opt/env/{path.name}", path.read_bytes()) for path in SOURCES))
     assert results[0] == results[1]
     assert all(isinstance(code, bytes) for code in results[0])
 

@@ -1,10 +1,12 @@
 """The program that the base's own interpreter runs: one source after the other comes in, its bytecode goes out.
 
 Marshalled code depends on what else lives in the interpreter: a constant is written as a reference where something else
-holds it too (cpython issue 129724). So each file is compiled in a fork of its own, and the process that forks reads,
-imports and keeps nothing. For the same reason this text decides bytes: whoever changes it raises `FORMAT`.
+holds it too (cpython issue 129724). So the same few files are always compiled together, in a fork of their own, and the
+process that forks reads, imports and keeps nothing. For the same reason this text decides bytes: whoever changes it
+raises `FORMAT`.
 
-In: two lengths, the path, the source. Out: a mark, a length, the bytecode (PEP 552, unchecked). Python 3.7 and later.
+In: two lengths, the path, the source; two lengths of 0 after the last file of a fork. Out: a mark, a length, the
+bytecode (PEP 552, unchecked). Python 3.7 and later.
 """
 
 import _imp
@@ -16,11 +18,11 @@ from posix import _exit
 
 COMPILED, REFUSED, DIED = b"+", b"-", b"!"
 ENDED = 7
-"""The status of a fork that found nothing more to do."""
+"""The status of a fork when there is nothing more to do."""
 
 
 def serve() -> None:
-    """Keep a fork waiting for the next source until there is none; not before one byte says that limits are set."""
+    """Keep a fork waiting for the next files until there are none; not before one byte says that limits are set."""
     if not posix.read(0, 1):
         return
     while True:
@@ -37,8 +39,10 @@ def serve() -> None:
 def _answer() -> None:
     try:
         path, source = _request()
-        mark, data = _compiled(path, source)
-        _send(mark + len(data).to_bytes(4, "little") + data)
+        while path:
+            mark, data = _compiled(path, source)
+            _send(mark + len(data).to_bytes(4, "little") + data)
+            path, source = _request()
         _exit(0)
     except EOFError:
         _exit(ENDED)

@@ -12,13 +12,13 @@ import select
 import signal
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Self
 
@@ -32,7 +32,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the same interpreter and sources would give other bytecode; layers of it have `LAYER_FORMAT` too."""
 CORES: int = os.cpu_count() or 1
 LARGEST = 16 << 20
@@ -50,7 +50,7 @@ _OPTIONS = ("-s", "-S", "-B", "-X", "utf8", "-W", "ignore")
 _START_SECONDS = 30
 _LIMITS = {
     resource.RLIMIT_AS: 3 << 30,
-    resource.RLIMIT_CPU: 120,  # seconds, for one source
+    resource.RLIMIT_CPU: 120,  # seconds, for the files of one fork
     resource.RLIMIT_STACK: 8 << 20,  # decides how deep a source may nest
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_FSIZE: 0,
@@ -58,9 +58,11 @@ _LIMITS = {
 _SILENCE = 900.0
 """Seconds on the clock, after which a process is not only slow."""
 _MOST_FORKS = 10_000
-"""Files that one process forks for: its own processor time counts, too."""
-_AHEAD = 64
-"""Files that are compiled while the one before them is still in work; most have some kilobytes."""
+"""Of one process: its own processor time counts, too."""
+_MOST_FILES, _MOST_BYTES = 64, 1 << 20
+"""Sources that are compiled together. A fork for each file costs more than compiling it; this decides bytes."""
+_AHEAD = 2
+"""Groups of sources, for each process, that are compiled while the one before them is still in work."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 3500
 """Bytes that file systems take; the path of a bytecode file is longer than that of its source."""
 
@@ -155,6 +157,9 @@ class Failure(Enum):
     GAVE_UP = "meets a limit on time or memory"
 
 
+_FAILURES = {child.REFUSED: Failure.REFUSED, child.DIED: Failure.GAVE_UP}
+
+
 class Compiler:
     """Processes that compile, each for one thread at a time; they start when they are needed."""
 
@@ -174,32 +179,34 @@ class Compiler:
             if process:
                 process.close()
 
-    def compile(self, path: str, source: bytes) -> bytes | Failure:
-        """Return the bytecode file of a source that will lie at `path`; from any thread.
+    def compile(self, sources: Iterable[tuple[str, bytes]]) -> list[bytes | Failure]:
+        """Compile sources, given with the paths where they will lie, together; return their bytecode files.
 
-        BuildError if the interpreter does not work.
+        From any thread. The bytes of one depend on those before it. BuildError if the interpreter does not work.
         """
-        process = self._idle.get()
-        usable = False
+        process, path, results, usable = self._idle.get(), "", list[bytes | Failure](), False
         try:
-            process = process or _Process(self._interpreter)
-            mark, data = process.ask(path.encode(), source)
-            usable = mark != child.DIED and process.asked < _MOST_FORKS
+            for path, source in sources:
+                process = process or _Process(self._interpreter)
+                mark, data = process.ask(path.encode(), source)
+                results.append(data if mark == child.COMPILED else _FAILURES[mark])
+                if mark == child.DIED:  # it may have left a part of the source unread
+                    process.close()
+                    process = None
+            usable = process is None or process.end_fork()
         except OSError as error:
             todo = "build with --no-bytecode"
             raise BuildError(f"the base's interpreter failed: {error}", where=path, todo=todo) from error
         finally:
-            if process is not None and not usable:
+            if process and not usable:
                 process.close()
             self._idle.put(process if usable else None)
-        if mark == child.COMPILED:
-            return data
-        return Failure.REFUSED if mark == child.REFUSED else Failure.GAVE_UP
+        return results
 
 
 class _Process:
     def __init__(self, interpreter: Interpreter) -> None:
-        self.asked = 0
+        self._started, self._forks = False, 0
         self._process = subprocess.Popen(
             interpreter.start(PROGRAM.read_text()),
             env=environment(interpreter.home),
@@ -219,15 +226,23 @@ class _Process:
 
     def ask(self, path: bytes, source: bytes) -> tuple[bytes, bytes]:
         """Send a source, and return a mark and the bytecode; OSError if the process does not answer."""
-        started = b"" if self.asked else b"\0"
-        self.asked += 1
+        self._send(path, source)
+        head = self._receive(5)
+        return head[:1], self._receive(int.from_bytes(head[1:], "little"))
+
+    def end_fork(self) -> bool:
+        """Let what follows be compiled in a new fork; whether the process may go on."""
+        self._forks += 1
+        self._send(b"", b"")
+        return self._forks < _MOST_FORKS
+
+    def _send(self, path: bytes, source: bytes) -> None:
         lengths = len(path).to_bytes(4, "little") + len(source).to_bytes(4, "little")
-        data = memoryview(started + lengths + path + source)
+        data = memoryview((b"" if self._started else b"\0") + lengths + path + source)
+        self._started = True
         while data:
             _wait(self._in, select.POLLOUT)
             data = data[os.write(self._in, data) :]
-        head = self._receive(5)
-        return head[:1], self._receive(int.from_bytes(head[1:], "little"))
 
     def _receive(self, size: int) -> bytes:
         pieces = []
@@ -351,6 +366,8 @@ class Source:
 
     path: str
     """Below the prefix: `lib/python3.11/site-packages/six.py`."""
+    size: int
+    """Bytes."""
     read: Callable[[], bytes]
 
 
@@ -396,8 +413,10 @@ class Compiling:
             count = sum(len(sources) for _, sources in work)
             self.reporter.note(f"compiling {count} modules with the base's own Python")
             with Compiler(self.find(), self.processes) as compiler, ThreadPoolExecutor(self.processes) as pool:
-                jobs = (partial(_compile, compiler, it.prefix, source) for it, sources in work for source in sources)
-                results = run_in_order(pool, jobs, _AHEAD)
+                jobs = (
+                    partial(_compile, compiler, it.prefix, group) for it, sources in work for group in _groups(sources)
+                )
+                results = chain.from_iterable(run_in_order(pool, jobs, _AHEAD * self.processes))
                 try:
                     for parcel, sources in work:
                         stored[parcel.key] = self.store.make(parcel.key, partial(_write, results, len(sources)))
@@ -407,15 +426,28 @@ class Compiling:
         return [compiled for parcel in parcels if (compiled := stored[parcel.key])]
 
 
-def _compile(compiler: Compiler, prefix: str, source: Source) -> tuple[str, bytes | Failure]:
-    path = bytecode_path(source.path, compiler.cache_tag)
-    if path is None:
-        return source.path, Failure.REFUSED
-    content = source.read()
-    if len(content) > LARGEST:
-        return source.path, Failure.GAVE_UP
-    code = compiler.compile(f"{prefix}/{source.path}", content)
-    return (source.path if isinstance(code, Failure) else path), code
+def _groups(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    """Cut sources into those that are compiled together."""
+    group: list[Source] = []
+    for source in sources:
+        if len(group) == _MOST_FILES or (group and sum(it.size for it in (*group, source)) > _MOST_BYTES):
+            yield group
+            group = []
+        group.append(source)
+    if group:
+        yield group
+
+
+def _compile(compiler: Compiler, prefix: str, group: Sequence[Source]) -> list[tuple[str, bytes | Failure]]:
+    """Compile sources together; return the path of each bytecode file, or that of the source without one."""
+    fit = {it.path: it for it in group if it.size <= LARGEST and bytecode_path(it.path, compiler.cache_tag)}
+    codes = compiler.compile((f"{prefix}/{path}", source.read()) for path, source in fit.items())
+    found, results = dict(zip(fit, codes, strict=True)), list[tuple[str, bytes | Failure]]()
+    for it in group:
+        path = bytecode_path(it.path, compiler.cache_tag)
+        code = found.get(it.path, Failure.GAVE_UP) if path else Failure.REFUSED
+        results.append((it.path if isinstance(code, Failure) else str(path), code))
+    return results
 
 
 def _write(results: Iterator[tuple[str, bytes | Failure]], count: int, sink: BinaryIO) -> Tally:

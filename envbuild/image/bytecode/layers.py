@@ -90,7 +90,7 @@ def _list_sources(wheel: LockedWheel, lost: frozenset[str], opened: OpenWheels) 
     skipped = lost | {path for path in paths if f"{path.rpartition('/')[0]}/__pycache__" in paths}
     site = f"{opened.scheme.site_packages}/"
     modules = [it for it in files if it.path.startswith(site) and it.path.endswith(".py")]
-    return [Source(it.path, partial(read, it)) for it in modules if it.path not in skipped]
+    return [Source(it.path, it.size, partial(read, it)) for it in modules if it.path not in skipped]
 
 
 def plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer]:
@@ -103,7 +103,8 @@ def plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer
 
     def list_sources(_opened: OpenWheels) -> list[Source]:
         interpreter = compiling.find()
-        return [Source(path, (interpreter.home / path).read_bytes) for path in interpreter.lacking]
+        paths = {path: interpreter.home / path for path in interpreter.lacking}
+        return [Source(name, path.stat().st_size, path.read_bytes) for name, path in paths.items()]
 
     label = "bytecode of the base's standard library"
     yield BytecodeLayer(label=label, key=key, prefix=home, parcels=(Parcel(key, home, list_sources),))
