@@ -204,7 +204,7 @@ def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target
 
 def _other_python(wheels: Iterable[IndexFile], python: str) -> tuple[str, str]:
     """Which Python the wheels are for, and whether a base with another patch release of the run's is one."""
-    bounds = {file.requires_python or "" for file in wheels}
+    bounds = sorted({file.requires_python or "" for file in wheels})
     needs, minor = f"it needs Python {listed(bounds)}", ".".join(python.split(".")[:2])
     if any(_allows(it, f"{minor}.{patch}") for it in bounds for patch in range(100)):
         todo = f"take a base with such a Python {minor} (--base), or pin an older release of it"
