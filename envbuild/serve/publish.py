@@ -89,6 +89,7 @@ def stamp_served(
         digest=served.digest,
         tag=order.build_request.push.tag if order.build_request.push and served.pushed else None,
         relation=RELATION if served.runtime else None,
+        gate=None if served.runtime or served.tried else "untried",
     )
     results.append(write(serve, lock=joined_lock(served), built_on=built_on))
     report_stamps(results, report, signed=signer is not None)
