@@ -73,7 +73,7 @@ def _stamped(
         why = "a deployment that names no command of its own starts no server"
         yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
     if own.gate:
-        todo = "build it again where a container engine runs (--gate require)"
+        todo = "build it again where an engine runs (--gate require)"
         yield untried("nothing started it before it was stamped", todo)
     if isinstance(given, Reference):
         if own.reference and Reference.parse(own.reference).name == given.name:  # else a copy, which was just read

@@ -161,11 +161,6 @@ class ServeResult:
     """Whether the registry had it from an earlier run."""
 
     @property
-    def tried(self) -> bool:
-        """Whether the gate started it."""
-        return any(it.id.startswith("serve-") and it.id != UNTRIED for it in self.findings)
-
-    @property
     def reference(self) -> Reference | None:
         """By digest; None where it lies in no registry."""
         return self.pushed.reference if self.pushed else self.runtime
