@@ -18,7 +18,7 @@ from envbuild.lock.model import Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.layout import ARCHITECTURES, blob_path, read_layout
-from envbuild.oci.reference import Reference, exists, refuse_login, split_digest
+from envbuild.oci.reference import DOCKER_HUB, Reference, exists, refuse_login, split_digest
 from envbuild.oci.rootfs import Tree, read_tree, resolve
 from envbuild.recipe import PREFIX, Base
 from envbuild.report import Reporter
@@ -267,6 +267,9 @@ def _pull(reference: Reference, machine: str, pull: Pull, wanted_python: str | N
     except RegistryError as error:
         suite = suite_for(wanted_python or "")
         way_out = f"use --base debian:{suite or 'SUITE'}, which needs no registry" if suite or not wanted_python else ""
+        if reference.registry == DOCKER_HUB and error.status is None:
+            copy = f"{reference}".removeprefix(DOCKER_HUB)
+            way_out = "; or ".join(filter(None, (f"give a copy in another registry: --base MIRROR{copy}", way_out)))
         cuda = ".".join(cuda_of(f"{reference}").split(".")[:2])
         if cuda.startswith(("10.", "11.")):  # NVIDIA deletes old tags; Debian's bases have no CUDA
             command = f"envbuild base build --cuda {cuda} --python {wanted_python or 'VERSION'}"
@@ -338,7 +341,8 @@ def check_base(base: Base, wanted_python: str, glibc_minimum: str, *, where: str
     _check_glibc(base.target.glibc, glibc_minimum, where or base.name)
     if base.target.python != wanted_python:
         versions = f"the base has Python {base.target.python}, the run used {wanted_python}"
-        return [f"{versions}: same minor, another patch release; --base python:{wanted_python}-slim has the run's"]
+        has = f"python:{wanted_python}-slim, on Docker Hub or a mirror of it, has the run's"
+        return [f"{versions}: same minor, another patch release; {has} (--base)"]
     return []
 
 

@@ -47,7 +47,7 @@ def read_pickled(facts: Facts, place: ModelPlace, path: str) -> None:
     facts["details"]["modules"] = ",".join(sorted(modules)) or None
     facts["details"]["classes"] = short_text(",".join(it for it in found.classes if it.partition(".")[0] in modules))
     names = "\n".join(found.classes)
-    facts["details"].update(sorted(found.since.items()))
+    facts["details"].update(sorted(found.details.items()))
     for library, lowest, pattern in _LOWEST:
         if pattern.search(names):
             facts["details"].setdefault(library, lowest)

@@ -42,8 +42,11 @@ class PickleFacts(NamedTuple):
     """Classes and functions by their full name, sorted."""
     versions: Dict[str, str]
     """The version of each library that its objects state."""
-    since: Dict[str, str]
-    """The lowest release of a library that has the attributes of its objects; `python`: that of code objects."""
+    details: Dict[str, str]
+    """The lowest release of a library that has the attributes of its objects; `python`: that of code objects.
+
+    `columns` is `named` where scikit-learn was fitted on a table.
+    """
     unread: Optional[str] = None
     """Why it was not read to its end."""
 
@@ -57,7 +60,7 @@ def read_pickle(source: RangeReader) -> PickleFacts:
         if not reader.classes:
             raise
         unread = str(error)
-    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.since, unread)
+    return PickleFacts(reader.protocol, sorted(reader.classes), reader.versions, reader.details, unread)
 
 
 class _PickleBytes:
@@ -173,7 +176,7 @@ class _Opcodes:
         self.protocol = 0
         self.classes: Set[str] = set()
         self.versions: Dict[str, str] = {}
-        self.since: Dict[str, str] = {}
+        self.details: Dict[str, str] = {}
 
     def read(self) -> None:
         """Follow the opcodes up to the end of the pickle; Unread for what is none."""
@@ -251,7 +254,7 @@ class _Opcodes:
             instance = taken[0] if taken and isinstance(taken[0], _Object) else _Object()
             arguments = taken[1] if len(taken) > 1 else None
             if instance.name.endswith("._builtin_type") and isinstance(arguments, tuple) and len(arguments) in _CODE:
-                self.since["python"] = _CODE[len(arguments)]
+                self.details["python"] = _CODE[len(arguments)]
             stack.append(_Object(instance.name, arguments))
         elif name in ("SETITEM", "SETITEMS", "DICT"):
             items = taken if name == "DICT" else taken[1:]
@@ -301,7 +304,9 @@ class _Opcodes:
                 self.versions.setdefault(_LIBRARIES[key], short_text(value) or "")
             if isinstance(found, _Object) and len(found.state) < 100:
                 found.state[key] = value
-                self.since.update([_SINCE[found.name, key]] if (found.name, key) in _SINCE else [])
+                self.details.update([_SINCE[found.name, key]] if (found.name, key) in _SINCE else [])
+            if key == "feature_names_in_":
+                self.details["columns"] = "named"
 
     def _pass_array(self, state: Dict[str, Any]) -> None:
         """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""

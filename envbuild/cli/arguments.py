@@ -54,7 +54,7 @@ def import_record(
     manifest = convert(record, found, given, datetime.now(UTC))
     if found == "capture":
         _report_gaps(manifest, progress)
-        manifest = _with_imports(manifest, it, locks or LockOptions(), progress)
+        manifest = _with_imports(manifest, it, locks, progress)
         facts = given != RecordOptions() or it.imported
         same = not facts or manifest == read_manifest(record.data, record.name)
         return record.name, record.data if same else manifest_bytes(manifest), manifest
@@ -67,12 +67,12 @@ def import_record(
     if source.unknown:
         lacks = (f"{name} (give {_OPTIONS[name]})" if name in _OPTIONS else name for name in source.unknown)
         progress.note(f"the record lacks: {', '.join(lacks)}")
-    data = manifest_bytes(_with_imports(manifest, it, locks or LockOptions(), progress))
+    data = manifest_bytes(_with_imports(manifest, it, locks, progress))
     return record.name, data, read_manifest(data, record.name)
 
 
 def _with_imports(
-    manifest: "TrainingManifest", facts: FactOptions, locks: LockOptions, progress: Progress
+    manifest: "TrainingManifest", facts: FactOptions, locks: LockOptions | None, progress: Progress
 ) -> "TrainingManifest":
     """Return the manifest with what --imported names, as distributions of the run; UsageError for unknown names."""
     from envbuild.files import cache_folder
@@ -91,13 +91,15 @@ def _with_imports(
         raise UsageError(what, where=f"--imported {','.join(names)}", todo=todo)
     machine = normalize_machine(manifest.platform.machine or "x86_64")
     target = Target(python=manifest.python.version, machine=machine, glibc="2.17")
-    settings = read_settings(locks.find_links or (), offline=locks.offline)
+    settings = read_settings((locks and locks.find_links) or (), offline=bool(locks and locks.offline))
     many = counted(len(manifest.distributions), "distribution")
     progress.step(f"looking for what brings {', '.join(names)} among {many}")
     with open_session((), target, settings, cache_folder()) as session:
         found = find_importers(names, manifest.distributions, session)
     for name, its in found.items():
         progress.note(f"{name} comes with {', '.join(its)}")
+    if locks and not locks.only_imported:
+        progress.note("--imported alone leaves nothing out; --only-imported leaves out what these do not require")
     return replace(manifest, imported=tuple(sorted({it for its in found.values() for it in its})))
 
 

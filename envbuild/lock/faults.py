@@ -194,15 +194,22 @@ def _reason(requirement: Requirement, files: Sequence[IndexFile], target: Target
     wheels = [file for file in matching if file.is_wheel]
     allowed = [file for file in wheels if _allows(file.requires_python, target.python)]
     if not allowed:
-        pythons = listed({file.requires_python or "" for file in wheels})
-        return (
-            f"it needs Python {pythons}" if wheels else f"the {place} has only a source distribution of it",
-            OWN_WHEEL,
-        )
+        source = f"the {place} has only a source distribution of it", OWN_WHEEL
+        return _other_python(wheels, target.python) if wheels else source
     best = best_wheel(((file.filename, parsed_wheel(file.filename)) for file in allowed), target)
     if best is None or best.label:
         return _no_fitting_wheel(allowed, best, target)
     return None
+
+
+def _other_python(wheels: Iterable[IndexFile], python: str) -> tuple[str, str]:
+    """Which Python the wheels are for, and whether a base with another patch release of the run's is one."""
+    bounds = sorted({file.requires_python or "" for file in wheels})
+    needs, minor = f"it needs Python {listed(bounds)}", ".".join(python.split(".")[:2])
+    if any(_allows(it, f"{minor}.{patch}") for it in bounds for patch in range(100)):
+        todo = f"take a base with such a Python {minor} (--base), or pin an older release of it"
+        return f"{needs}, and {python} is another patch release of {minor}", todo
+    return needs, "pin an older release of it, or name the run's own Python, if that is another one (--python)"
 
 
 def _no_fitting_wheel(files: Iterable[IndexFile], best: WheelName | None, target: Target) -> tuple[str, str]:

@@ -96,7 +96,7 @@ def match(  # noqa: PLR0913 - each is an option of the command line
         )  # fmt: skip
         return dropped_from(stack, manifest, dropped)
     if imported_only:
-        kept, others = only_imported(manifest, profiles, variant), unimported(manifest, profiles, variant)
+        kept, others = only_imported(manifest, profiles, variant)
         stack = match(
             kept, profiles, variant,
             cuda_source=cuda_source, overrides=overrides, machine=machine, as_of=as_of,

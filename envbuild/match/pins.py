@@ -242,8 +242,10 @@ def unimported(manifest: TrainingManifest, profiles: Profiles, variant: str) -> 
     return tuple(sorted(names - kept))
 
 
-def only_imported(manifest: TrainingManifest, profiles: Profiles, variant: str) -> TrainingManifest:
-    """Return the manifest with what the run imported alone; UsageError where it does not say what that is."""
+def only_imported(
+    manifest: TrainingManifest, profiles: Profiles, variant: str
+) -> tuple[TrainingManifest, tuple[NormalizedName, ...]]:
+    """Return the manifest with what the run imported alone, and the others; UsageError where it does not say which."""
     names = {canonicalize_name(it.name) for it in manifest.distributions}
     imported = {canonicalize_name(it) for it in manifest.imported}
     name = "name them by --imported pandas,sklearn, modules too"
@@ -255,7 +257,8 @@ def only_imported(manifest: TrainingManifest, profiles: Profiles, variant: str) 
         what = f"the run does not have {', '.join(unknown)}, which the manifest names as imported"
         todo = f"write names of distributions there, not of modules; or take all out, and {name}"
         raise UsageError(what, where="imported", todo=todo)
-    return _without(manifest, unimported(manifest, profiles, variant))
+    others = unimported(manifest, profiles, variant)
+    return _without(manifest, others), others
 
 
 def dropped_from(stack: Stack, manifest: TrainingManifest, dropped: Mapping[NormalizedName, str]) -> Stack:

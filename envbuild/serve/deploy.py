@@ -12,6 +12,7 @@ from envbuild.oci.image import Image, Layer, platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
+from envbuild.serve.model import UNTRIED, untried
 from envbuild.stamp.record import Stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import RULE as SIGNED
@@ -25,8 +26,8 @@ from envbuild.verify.sources.image import files_of, model_inside, model_place
 from envbuild.verify.sources.model import Slot, StampedModel, artifact_findings, side_of_model
 
 RULE = "deploy-image"
-RULES = {RULE: "an image that the model is stamped with"}
-"""What the rule is about that is this check's own."""
+RULES = {RULE: "an image that the model is stamped with", UNTRIED: "an image that was started before it was pushed"}
+"""What the rules are about that are this check's own."""
 _OTHERS = "it is not stamped on the model, so that only its content is checked"
 _SERVE = "deploy an image that envbuild serve MODEL stamped on the model"
 _FORMER = "somebody stamped another image in its place, and may have had a reason"
@@ -71,6 +72,9 @@ def _stamped(
         says = "it is the image that the model was trained in, and it does not start a server"
         why = "a deployment that names no command of its own starts no server"
         yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
+    if own.gate:
+        todo = "build it again where an engine runs (--gate require)"
+        yield untried("nothing started it before it was stamped", todo)
     if isinstance(given, Reference):
         if own.reference and Reference.parse(own.reference).name == given.name:  # else a copy, which was just read
             yield from registry_findings(replace(stamp, images=(own,)))

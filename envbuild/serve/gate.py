@@ -21,7 +21,7 @@ from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
 from envbuild.serve.gate_container import MODEL, NotStartedError, Reply, Serving, serving
 from envbuild.serve.gate_request import NO_PREDICTIONS, PREDICTED, UnfitError, held_answer, request_of
-from envbuild.serve.model import PORT, Origin, ServeOrder, Server
+from envbuild.serve.model import PORT, UNTRIED, Origin, ServeOrder, Server, untried
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.golden.arrays import DamagedError
 from envbuild.verify.golden.check import LocalModel, fitted, golden_check, open_model, unfit
@@ -37,7 +37,7 @@ _SOONEST, _LATEST = 0.25, 1.0
 _STARTUP, _HEALTH, _STOP, _OUTPUT = "serve-startup", "serve-health", "serve-stop", "serve-output"
 _WRITES = "serve-writes"
 RULES = {
-    "serve-untried": "an image that was started before it is pushed",
+    UNTRIED: "an image that was started before it is pushed",
     _STARTUP: "a container that starts, and runs until it gets SIGTERM",
     _HEALTH: "a health route that answers 200 in time",
     PREDICTED: "predictions of the predict route as they were recorded",
@@ -74,7 +74,6 @@ _ADVICE = {
 }
 """Why each matters, and what to do."""
 _INSTEAD = "--gate auto makes the image without starting it"
-_UNSEEN = "the image may not start, answer or predict what was recorded"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
 _SIGNALS = {132: "SIGILL", 134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV", 143: "SIGTERM"}
@@ -127,7 +126,7 @@ def gate(
         except MissingComponentError as error:
             if order.gate == "require":
                 raise
-            return _judged((_untried(error.what, error.todo),), origin.variant, report)
+            return _judged((untried(error.what, error.todo),), origin.variant, report)
         trial = _Trial(order, origin, image, server, report, patience or Patience(), client)
         return _judged(tuple(trial.findings()), origin.variant, report)
 
@@ -161,13 +160,6 @@ def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[F
     return tuple(found)
 
 
-def _untried(what: str, todo: str) -> Finding:
-    says = f"the image was not tried: {what}"
-    return Finding(
-        about="gate", rule="serve-untried", agrees=False, severity="warning", says=says, why=_UNSEEN, todo=todo
-    )
-
-
 def _fault(rule: str, says: str, output: Iterable[str] = (), severity: Severity = "error") -> Finding:
     """A finding that a step failed, with the container's last lines."""
     (why, todo), says = _ADVICE[rule], "".join([says, *(f"\n  | {line}" for line in output)])
@@ -197,7 +189,7 @@ class _Trial:
         uri = stamped.uri if stamped else self.order.model or self.origin.manifest.model_uri
         if uri is None and self.server.health and not self.order.embed:
             todo = "give a stamped model, or a manifest that says where its model lies (model_uri)"
-            yield _untried("nothing says where the model lies", todo)
+            yield untried("nothing says where the model lies", todo)
             return
         with ExitStack() as stack:
             try:
@@ -206,7 +198,7 @@ class _Trial:
             except StampError as error:
                 if self.order.model or self.order.gate == "require":
                     raise
-                yield _untried(f"cannot read the model: {error.what}", error.todo)
+                yield untried(f"cannot read the model: {error.what}", error.todo)
                 return
             self.report.step("trying the image in a container engine")
             name = stack.enter_context(loaded_base(self.client, self.image, self.report))

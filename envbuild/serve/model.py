@@ -29,6 +29,18 @@ PORT = 8080
 """Where a server listens unless AIP_HTTP_PORT says otherwise (Vertex AI, custom container requirements)."""
 
 
+UNTRIED = "serve-untried"
+
+
+def untried(reason: str, todo: str) -> Finding:
+    """The finding on an image that nothing started before it is used."""
+    run = "`envbuild verify MODEL IMAGE --golden --run` runs its golden sample, in bubblewrap too"
+    return Finding(
+        about="gate", rule=UNTRIED, agrees=False, severity="warning", says=f"the image was not tried: {reason}",
+        why="the image may not start, answer or predict what was recorded", todo=f"{todo}; {run}",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """What answers requests: its distributions, its files, and how it is started and asked."""

@@ -27,7 +27,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.registry.push import publish
 from envbuild.report import Reporter
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import ServeOrder, ServeResult
+from envbuild.serve.model import UNTRIED, ServeOrder, ServeResult
 from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
@@ -83,12 +83,14 @@ def stamp_served(
         results.append(write(train, lock=origin.pylock))
         built_on = results[-1].stamp.image(train.slot)
     tag_as_stamped(served.pushed.reference if served.pushed else None, report)
+    tried = any(it.id.startswith("serve-") and it.id != UNTRIED for it in served.findings)
     serve = entry(
         role="serve",
         reference=str(served.reference) if served.reference else None,
         digest=served.digest,
         tag=order.build_request.push.tag if order.build_request.push and served.pushed else None,
         relation=RELATION if served.runtime else None,
+        gate=None if served.runtime or tried else "untried",
     )
     results.append(write(serve, lock=joined_lock(served), built_on=built_on))
     report_stamps(results, report, signed=signer is not None)

@@ -32,7 +32,7 @@ USUAL_PLATFORM = "linux/amd64"
 """The one platform that a pointer's key does not name."""
 _MAJOR = 1
 _SCHEMA = re.compile(r"1\.[0-9]{1,9}")
-_REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation")
+_REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation", "gate")
 _OF_IMAGE = {
     *(*_REQUIRED_TEXTS, *_OPTIONAL_TEXTS),
     *("digest", "environment", "overrides", "compression", "manifest_sha256", "lock_sha256"),
@@ -70,6 +70,8 @@ class StampEntry:
     """The tag that it was pushed under, which may name another image later; None for one that has none."""
     relation: str | None = None
     """Its relation to the training environment, if it does not share it: `verified-compatible`."""
+    gate: str | None = None
+    """`untried` for a serving image that nothing started before it was stamped."""
     compression: Compression = GZIP
     """Of the layers that a training image was built with."""
 
@@ -195,7 +197,7 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
     if old and old.digest == image.digest:
-        image = replace(image, more=old.more)
+        image = replace(image, more=old.more, gate=image.gate and old.gate)
         if image.reference is None:
             image = replace(image, reference=old.reference, tag=old.tag)
     return tuple(sorted((others | {image.slot: image}).values(), key=lambda one: one.slot))
@@ -322,6 +324,7 @@ def image_dict(image: StampedImage) -> dict[str, Any]:
         "lock_sha256": image.lock_sha256.hex,
         **({"tag": image.tag} if image.tag else {}),
         **({"relation": image.relation} if image.relation else {}),
+        **({"gate": image.gate} if image.gate else {}),
         **({"compression": str(image.compression)} if image.compression != GZIP else {}),
     }
 

@@ -179,6 +179,7 @@ def test_the_image_was_tried_shares_trainings_environment_and_is_stamped(case, s
     stamp = read_stamp(str(case.model))
     assert stamp is not None
     assert {it.role: it.reference for it in stamp.images} == {"train": case.train, "serve": served["image"]}
+    assert {it.gate for it in stamp.images} == {None}
     verified = json.loads(case.command("verify", case.model, "--json").stdout)
     shared = [it for it in verified["findings"] if it["rule"].startswith("shared-")]
     assert {"shared-layers", "shared-added"} <= {it["rule"] for it in shared}

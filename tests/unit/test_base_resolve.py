@@ -123,8 +123,17 @@ def test_a_registry_that_is_away_names_the_base_that_needs_none(python, way_out,
 
     with pytest.raises(RegistryError) as caught:
         resolved("python:3.9.13-slim", tmp_path, pull=away, wanted_python=python)
-    assert caught.value.todo.startswith("check the network")
-    assert (way_out in caught.value.todo) if way_out else ("--base" not in caught.value.todo)
+    assert caught.value.todo.startswith("check the network; or give a copy in another registry: --base MIRROR/library/")
+    assert (way_out in caught.value.todo) if way_out else ("debian:" not in caught.value.todo)
+
+
+def test_a_base_that_docker_hub_does_not_have_is_not_looked_for_in_a_mirror(tmp_path):
+    def absent(*_):
+        raise RegistryError("manifest unknown", where="docker.io", status=404)
+
+    with pytest.raises(RegistryError) as caught:
+        resolved("python:3.12.99-slim", tmp_path, pull=absent, wanted_python="3.12.99")
+    assert "MIRROR" not in caught.value.todo
 
 
 @pytest.mark.parametrize(("tag", "cuda"), [("10.1-cudnn7-runtime-ubuntu18.04", "10.1"), ("11.0.3-base", "11.0")])

@@ -291,10 +291,11 @@ def test_a_record_s_imports_are_named_by_modules_or_distributions_and_by_what_th
     assert "nothing in the record brings mult_py, tensorflow-cp, nothing" in said.stderr
     assert "could be read" not in said.stderr
     assert "for mult_py give multi_py or multi; for tensorflow-cp give tensorflow-cpu" in said.stderr
-    only = ("--imported", "tool", "--gpu", "none", "--only-imported", "--json")
-    assert json.loads(site.lock(*only, *facts, record="requirements.txt").stdout)["left_out"] == {
-        "multi": "--only-imported"
-    }
+    names, note = ("--imported", "tool", "--gpu", "none", "--json"), "--imported alone leaves nothing out"
+    for only, left_out in (((), {}), (("--only-imported",), {"multi": "--only-imported"})):
+        done = site.lock(*names, *only, *facts, record="requirements.txt")
+        assert json.loads(done.stdout)["left_out"] == left_out
+        assert (note in done.stderr) is not bool(only)
     site.tell(manifest_of(imported=["tool"]))
     assert "the record says what the run imported" in site.refused("--imported", "tool", code=2)
     site.tell(manifest_of())

@@ -59,12 +59,12 @@ def pushed(site: Any, image: Image, name: str = "serve:1") -> str:
     return str(push(image, Reference.parse(f"{site.host}/{name}")).reference)
 
 
-def stamped(site: Any, reference: str, role: str = "serve") -> str:
+def stamped(site: Any, reference: str, role: str = "serve", gate: str | None = None) -> str:
     parsed = Reference.parse(reference)
     assert parsed.digest
     entry = StampEntry(
         role=role, variant="cpu", platform="linux/amd64", reference=reference, digest=parsed.digest,
-        environment=Digest("e" * 64), tag="1",
+        environment=Digest("e" * 64), tag="1", gate=gate,
     )  # fmt: skip
     lock = (site.folder / "out/context/pylock.toml").read_bytes()
     stamp(
@@ -100,6 +100,16 @@ def test_a_stamped_image_prints_the_reference_to_deploy_and_nothing_else(site):
         assert "is the model's image for serve cpu linux/amd64, as stamped at 2026-11-21" in done.stderr
     said = site.says("deploy-check", "model", reference)
     assert (said["image"], said["agrees"]) == (reference, True)
+
+
+def test_an_image_that_nothing_started_says_so_with_what_to_run_and_a_policy_refuses_it(site):
+    reference = stamped(site, pushed(site, on_top(pulled(site), SERVER)), gate="untried")
+    done = site("deploy-check", "model", reference)
+    assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
+    assert "[serve-untried]" in done.stderr
+    assert "`envbuild verify MODEL IMAGE --golden --run`" in done.stderr
+    (site.folder / "policy.toml").write_text('[rules]\nserve-untried = "error"\n')
+    assert site("deploy-check", "model", reference, "--policy", "policy.toml").returncode == 16
 
 
 def test_an_image_in_a_folder_is_checked_before_it_is_pushed(site):

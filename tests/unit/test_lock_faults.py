@@ -1,6 +1,7 @@
 """What cannot be locked, and what came from no index."""
 
 import re
+from html import escape
 
 import pytest
 from packaging.requirements import Requirement
@@ -70,6 +71,19 @@ def test_a_page_is_read_with_its_base_and_without_what_is_no_distribution():
 def test_unreadable_python_bounds_count_as_none():
     files = parse_page('<a href="a-1-py3-none-any.whl" data-requires-python="3.?">a</a>', PAGE)
     assert diagnose(Requirement("a==1"), files, TARGET) is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "of_patch"), [(">=3.11.5", True), ("!=3.11.2", True), (">=3.12", False), ("<3.11", False)]
+)
+def test_a_release_for_another_patch_of_python_wants_a_base_with_that_and_none_wants_a_wheel(needs, of_patch):
+    files = parse_page(f'<a href="a-1-py3-none-any.whl" data-requires-python="{escape(needs)}">a</a>', PAGE)
+    fault = diagnose(Requirement("a==1"), files, TARGET)
+    assert fault is not None
+    assert fault.why.startswith(f"it needs Python {needs}")
+    assert ("3.11.2 is another patch release" in fault.why, "--base" in fault.todo) == (of_patch, of_patch)
+    assert "an older release" in fault.todo
+    assert "--find-links" not in fault.todo
 
 
 def test_addresses_are_shown_without_credentials():

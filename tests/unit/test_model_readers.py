@@ -49,7 +49,11 @@ READ = {
     "model.onnx": ("onnx", [{"name": "tests", "version": "1.23.2"}], ONNX),
     "model.safetensors": ("safetensors", [], {}),
     "classifier.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", **ALIGNED}),
-    "columns.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", **NAMES, **ALIGNED}),
+    "columns.joblib": (
+        "joblib",
+        SKLEARN,
+        {"protocol": "4", "modules": "joblib,numpy,sklearn", "columns": "named", **NAMES, **ALIGNED},
+    ),
     "classifier.pkl": ("pickle", SKLEARN, {"protocol": "4", "modules": "numpy,sklearn", **NAMES}),
     "old.pickle": ("pickle", SKLEARN, {"protocol": "0", "modules": "_codecs,numpy,sklearn", **NAMES}),
     "classifier.skops": ("skops", [*SKLEARN, {"name": "skops", "version": "0.16.0"}], {}),

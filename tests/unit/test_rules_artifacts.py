@@ -2,10 +2,13 @@
 
 import pytest
 
+from envbuild.capture.model import model_facts
 from envbuild.manifest.model import Artifact, Model, Writer
+from envbuild.validation import read_or_none
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.rules.artifacts import artifact_library, artifact_pickle
 from envbuild.verify.sources import Package, Side
+from tests.unit.modelling import MODELS
 
 
 def model_of(format_: str, *writers: tuple[str, str], **details: str) -> Side:
@@ -103,6 +106,25 @@ def test_a_pickle_needs_its_modules_and_its_protocol(details, environment, named
     assert all(part in f"{it.wanted} {it.found} {it.todo}" for it in found for part in named)
     # The program that loads it may have the classes of __main__.
     assert {it.severity for it in found} <= {"warning" if "__main__" in details["modules"] else "error"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "severities"),
+    [
+        (having(scikit_learn="1.9.1", numpy="2.4.0", joblib="1.5.2"), ["warning"]),
+        (having(scikit_learn="1.9.1", numpy="2.4.0", joblib="1.5.2", complete=False), []),
+        (having(scikit_learn="1.9.1", numpy="2.4.0", joblib="1.5.2", pandas="2.3.3"), []),
+        (having(scikit_learn="1.9.1", numpy="2.4.0", joblib="1.5.2", polars="1.30.0"), []),
+        (having(numpy="2.4.0", joblib="1.5.2"), ["error"]),
+    ],
+)
+def test_a_model_that_was_fitted_on_a_table_needs_what_has_tables(environment, severities):
+    read = read_or_none({"uri": "model", **model_facts(str(MODELS / "columns.joblib"))}, Model)
+    found = apply_rules(Side(name="churn", kind="model", model=read), environment, (artifact_pickle,))
+    faults = [it for it in found if not it.agrees]
+    assert [it.severity for it in faults] == severities
+    assert any(it.agrees for it in found) is not bool(severities)
+    assert all("pandas" in it.todo and "--golden" in it.todo for it in faults if it.severity == "warning")
 
 
 def onnx(ir_version: int, opset: int, ml: int | None = None) -> Side:

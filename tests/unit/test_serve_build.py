@@ -110,6 +110,7 @@ def test_it_is_stamped_beside_the_training_image_and_the_model_agrees_with_both(
     assert train is not None
     assert serve is not None
     assert (train.reference, serve.reference, serve.tag) == (trained["image"], result["image"], "v1")
+    assert (train.gate, serve.gate) == (None, "untried")
     assert serve.environment == train.environment
     lock = (site.folder / "model/envbuild" / f"pylock.{serve.lock_sha256.hex}.toml").read_text()
     assert [name for name in ("numpy", "web", "wire") if f'name = "{name}"' in lock] == ["numpy", "web", "wire"]

@@ -49,7 +49,7 @@ def test_the_schema_knows_every_key_that_is_written(tmp_path):
     model = InFolder(tmp_path)  # noqa: F811
     file = StampedFile(path="w", size=1, sha256="a" * 64, crc32c="AAAAAA==", generation=1)
     content = ModelFiles(files=(file,), file_count=1, forced="w is new")
-    item = entry(tag="v1", relation="verified-compatible", compression=Compression(3))
+    item = entry(tag="v1", relation="verified-compatible", gate="untried", compression=Compression(3))
     stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, content=content)
     (record,) = records(model.uri)
     VALIDATOR.validate(record)
@@ -121,9 +121,14 @@ def test_a_relation_is_kept_and_an_image_without_one_is_written_as_it_always_was
     old = (model.folder / write(model.uri).record).read_bytes()
     assert b'"relation"' not in old
     assert record_bytes(read_record(record_name(old), old)) == old
-    new = (model.folder / write(model.uri, entry(role="serve", relation="verified-compatible")).record).read_bytes()
+    of_serving = {"role": "serve", "relation": "verified-compatible", "gate": "untried"}
+    new = (model.folder / write(model.uri, entry(**of_serving)).record).read_bytes()
     train, serve = sorted(read_record(record_name(new), new).images, key=lambda it: it.role != "train")
     assert (train.relation, serve.relation, serve.more) == (None, "verified-compatible", {})
+    assert (train.gate, serve.gate) == (None, "untried")
+    tried = (model.folder / write(model.uri, entry(role="serve")).record).read_bytes()
+    again = (model.folder / write(model.uri, entry(**of_serving)).record).read_bytes()
+    assert [b'"gate"' in it for it in (old, new, tried, again)] == [False, True, False, False]
 
 
 def who(model, monkeypatch, **environment):  # noqa: F811

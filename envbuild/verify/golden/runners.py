@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_DATA, RLIMIT_NPROC, getrlimit
@@ -186,13 +186,11 @@ def _limits() -> tuple[list[str], list[str]]:
     """Words before bwrap, and before each folder in memory, that bound what all of it takes, as `confinement` does.
 
     It is the memory that a process can write (not its addresses, of which CUDA and XLA reserve any amount), and the
-    number of the user's processes beyond the present ones. Without prlimit and before bubblewrap 0.7 they are missing.
+    number of a user's processes (not root's) beyond the present ones of all users. Without prlimit and before
+    bubblewrap 0.7 they are missing.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
-    present = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended
-            present += len(list((folder / "task").iterdir())) if folder.stat().st_uid == os.getuid() else 0
+    present = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     wanted = {"data": (RLIMIT_DATA, memory), "nproc": (RLIMIT_NPROC, MAX_PROCESSES + present)}
     hard = {name: (getrlimit(kind)[1], number) for name, (kind, number) in wanted.items()}
     words = [f"--{name}={number if top == RLIM_INFINITY else min(top, number)}" for name, (top, number) in hard.items()]

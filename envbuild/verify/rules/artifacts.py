@@ -57,6 +57,14 @@ _MODULES = {
 
 
 _OWN_CLASS = "Only a program that has these classes itself loads it, as the one that saved it did."
+_OWN_COLUMNS = (
+    "The model was fitted on a table with named columns; a ColumnTransformer that selects by name takes nothing else."
+)
+_TABLES = ("pandas", "polars")
+_TRY = (
+    "install pandas there, in the version of the run; or record a golden sample of arrays with the run, "
+    "and see by `envbuild verify MODEL IMAGE --golden --run` that it does without"
+)
 _BOUND = {
     "numpy": "NumPy", "scipy": "SciPy", "joblib": "joblib", "cloudpickle": "cloudpickle", "lightgbm": "LightGBM",
     "pandas": "pandas",
@@ -149,10 +157,15 @@ def artifact_pickle(wanted: Side, found: Side) -> Iterator[Finding]:
                 "artifact-pickle", about, wanted=needs, found=there, todo=todo, severity="warning", why=_OWN_CLASS
             )
         faults = [*_lacking(environment, modules), *_too_old(environment, details)]
+        if tables := "columns" in details and not faults and _lacks(environment, _TABLES):
+            needs, there = "tables with named columns", "neither pandas nor polars"
+            yield differs(
+                "artifact-pickle", about, wanted=needs, found=there, todo=_TRY, severity="warning", why=_OWN_COLUMNS
+            )
         for lacks, there, todo in faults:
             yield differs("artifact-pickle", about, wanted=lacks, found=there, todo=todo)
         known = [name for name in modules if name in _MODULES]
-        if not own and not faults and known and environment.packages is not None:
+        if not (own or tables or faults) and known and environment.packages is not None:
             yield agree("artifact-pickle", about, f"it needs {listing(known)}, and {environment.name} has them")
 
 
@@ -209,12 +222,16 @@ def _allows(specifiers: str, version: str) -> bool:
 
 def _lacking(environment: Side, modules: list[str]) -> Iterator[tuple[str, str, str]]:
     """Modules that the environment has not: what is needed, what is there, what to do."""
-    if environment.packages is None or not environment.complete:
-        return
     for module in modules:
         names = _MODULES.get(module, ())
-        if names and not any(it in environment.packages for it in names):
+        if names and _lacks(environment, names):
             yield f"the module {module}", f"no {names[0]}", f"install {names[0]} there, in the version of the run"
+
+
+def _lacks(environment: Side, names: tuple[str, ...]) -> bool:
+    """Whether it is known that none of these distributions is there."""
+    packages = environment.packages
+    return packages is not None and environment.complete and packages.keys().isdisjoint(names)
 
 
 def _too_old(environment: Side, details: dict[str, str]) -> Iterator[tuple[str, str, str]]:
