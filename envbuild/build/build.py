@@ -179,9 +179,10 @@ def _check_builder(request: BuildRequest) -> None:
         raise UsageError(what, where=where, todo="add --builder docker")
     if request.compression != GZIP:
         if request.builder != "assemble":
-            what, where = "only envbuild's own builder writes zstd", f"--builder {request.builder}, --compression"
+            what = "only envbuild's own builder writes zstd and compresses a base anew"
+            where = f"--builder {request.builder}, --compression {request.compression}"
             raise UsageError(what, where=where, todo="leave out one of them")
-        check_library(request.compression)
+        check_library(request.compression.plain)
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
 

@@ -14,7 +14,6 @@ from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildRe
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import Model, TrainingManifest
-from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Content
 from envbuild.oci.layout import Archive, write_archive, write_layout
@@ -73,7 +72,7 @@ def write_outputs(
 def write_into_archive(request: BuildRequest, path: Path, content: Content, report: Reporter) -> None:
     """Write the image into a file; BuildError."""
     report.step(f"writing the archive {path}")
-    if request.compression != GZIP:
+    if request.compression.level:
         report.note("its layers are of zstd, which Docker loads from release 23.0 on")
     names = tuple(name for name in (request.load, request.push) if name)[:1]
     total = Archive(content, names).size
@@ -161,12 +160,13 @@ def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
     yield "builder", request.builder
     yield "resolver", request.resolver
     yield "cuda-source", request.cuda_source
-    if request.compression != GZIP:
-        yield "compression", str(request.compression)
+    if request.compression.level:
+        yield "compression", str(request.compression.plain)
     switches = {
         "build": request.build_from_source,
         "bytecode": request.bytecode,
         "offline": request.offline,
+        "recompress-base": request.compression.base,
         "require-identical": request.require_identical,
     }
     for name in (name for name, is_on in switches.items() if is_on):

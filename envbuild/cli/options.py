@@ -1,6 +1,6 @@
 """The options that several commands have in common, and the build request that from-manifest and serve make of them."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -97,7 +97,7 @@ class LockOptions:
     only_imported: bool = flag(WHAT, "Leave out what the run neither imported nor required for that.")
     resolver: ResolverName = option(ADVANCED, "The program that resolves.", default="uv")
     exclude_newer: str | None = option(
-        ADVANCED, "Complete an incomplete record as of this date; by default the record's own.", "DATE|none"
+        ADVANCED, "Complete an incomplete record as of this date; else its own.", "DATE|none"
     )
     require_identical: bool = flag(HOW, "Fail unless every wheel is proven to be the run's.")
     build: bool = flag(HOW, "Build distributions without a wheel; runs their code.")
@@ -138,6 +138,7 @@ class ImageOptions:
         HOW, "Import the run's modules in the image before it is pushed; auto: if in doubt.", default="auto"
     )
     compression: str = option(HOW, "How new layers are compressed.", "gzip|zstd[:LEVEL]", default="gzip")
+    recompress_base: bool = flag(ADVANCED, "Compress the base's layers as --compression says, too.")
     no_remote_cache: bool = flag(ADVANCED, "Build even if the registry has this environment.")
     ca_bundle: Path | None = option(ADVANCED, "Trust these certificate authorities (PEM) for indexes.", "FILE")
     dry_run: bool = flag(HOW, "Print the plan, and stop.")
@@ -196,7 +197,7 @@ class BuildOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
-        _compression(image.compression)
+        _compression(image)
         if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
             raise UsageError(what, where="--archive -", todo=todo)
@@ -231,7 +232,7 @@ class BuildOptions:
             archive=image.archive,
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
-            compression=_compression(image.compression),
+            compression=_compression(image),
             resolver=locks.resolver,
             as_of=locks.exclude_newer,
             out=Path(image.out),
@@ -294,13 +295,13 @@ def repository(text: str, where: str) -> "Reference":
     return reference
 
 
-def _compression(text: str) -> "Compression":
+def _compression(image: ImageOptions) -> "Compression":
     from envbuild.oci.compression import Compression
 
     try:
-        return Compression.parse(text)
+        return replace(Compression.parse(image.compression), base=image.recompress_base)
     except ValueError as error:
-        where, todo = f"--compression {text}", "give gzip, zstd, or a level such as zstd:1"
+        where, todo = f"--compression {image.compression}", "give gzip, zstd, or a level such as zstd:1"
         raise UsageError(str(error), where=where, todo=todo) from error
 
 

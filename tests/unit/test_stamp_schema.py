@@ -72,6 +72,7 @@ def test_the_schema_knows_every_key_that_is_written(tmp_path):
         (["created"], "yesterday"),
         (["by"], None),
         (["images", 0, "compression"], "gzip"),
+        (["images", 0, "compression"], "zstd:3+all"),
         (["anchor"], {"name": "saved_model.pb"}),
     ],
 )
