@@ -8,7 +8,7 @@ from envbuild.lock.model import Lock, LockedWheel, SystemPackage, Target
 from envbuild.match.stack import Stack
 from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer, canonical_json
+from envbuild.oci.image import Image, canonical_json
 from envbuild.wheel.install import Scheme
 
 LAYER_FORMAT = 12
@@ -88,10 +88,6 @@ class Recipe:
         """The environment id: equal for equal recipes, of which the assembler makes equal images (engines do not)."""
         return Digest.of(canonical_json(self.to_dict()))
 
-    def compresses_anew(self, layer: Layer) -> bool:
-        """Whether a layer of the base has another compression in the image than in the base."""
-        return self.compression.base and layer.descriptor.media_type != self.compression.media_type
-
     @property
     def owner_by_path(self) -> dict[str, str]:
         """The distribution whose file is used, by path below the prefix."""
@@ -134,9 +130,9 @@ class Recipe:
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "", compression: Compression = GZIP) -> Recipe:
     """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any.
 
-    A base that has the compression already is that of an image that asks nothing of its base.
+    A base of this compression is not compressed anew.
     """
-    if all(it.descriptor.media_type == compression.media_type for it in base.image.layers):
+    if not any(compression.replaces(it.descriptor.media_type) for it in base.image.layers):
         compression = compression.plain
     labels = {VARIANT_LABEL: stack.variant, PYTHON_LABEL: lock.target.python}
     if stack.framework != "none":

@@ -81,7 +81,7 @@ class Assembler(Builder):
             )
             if needed:  # else pushing takes no time that building could use
                 for layer in self.base.image.layers:
-                    if not self.recipe.compresses_anew(layer):
+                    if not self.recipe.compression.replaces(layer.descriptor.media_type):
                         offer(layer)
             assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
             self.prove_loading(cache, downloads)

@@ -137,7 +137,7 @@ class ImageOptions:
     import_check: ImportCheckName = option(
         HOW, "Import the run's modules in the image before it is pushed; auto: if in doubt.", default="auto"
     )
-    compression: str = option(HOW, "How new layers are compressed.", "gzip|zstd[:LEVEL]", default="gzip")
+    compression: str = option(HOW, "Of new layers; gzip,zstd: one index of both.", "gzip|zstd[:LEVEL]", default="gzip")
     recompress_base: bool = flag(ADVANCED, "Compress the base's layers as --compression says, too.")
     no_remote_cache: bool = flag(ADVANCED, "Build even if the registry has this environment.")
     ca_bundle: Path | None = option(ADVANCED, "Trust these certificate authorities (PEM) for indexes.", "FILE")
@@ -197,7 +197,7 @@ class BuildOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
-        _compression(image)
+        _compressions(image)
         if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
             raise UsageError(what, where="--archive -", todo=todo)
@@ -219,6 +219,7 @@ class BuildOptions:
         from envbuild.match.stack import pairs_of
 
         image, locks, builder = self.image, self.locks, self.builder
+        compression, zstd = _compressions(image)
         return BuildRequest(
             manifest_bytes=data,
             manifest_name=name,
@@ -232,7 +233,8 @@ class BuildOptions:
             archive=image.archive,
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
-            compression=_compression(image),
+            compression=compression,
+            zstd=zstd,
             resolver=locks.resolver,
             as_of=locks.exclude_newer,
             out=Path(image.out),
@@ -295,14 +297,19 @@ def repository(text: str, where: str) -> "Reference":
     return reference
 
 
-def _compression(image: ImageOptions) -> "Compression":
+def _compressions(image: ImageOptions) -> "tuple[Compression, Compression | None]":
+    """Return the compression, and that of a second image in zstd."""
     from envbuild.oci.compression import Compression
 
+    where, todo = f"--compression {image.compression}", "give gzip, zstd, a level such as zstd:1, or gzip,zstd"
     try:
-        return replace(Compression.parse(image.compression), base=image.recompress_base)
+        parsed = [Compression.parse(text.strip()) for text in image.compression.split(",")]
     except ValueError as error:
-        where, todo = f"--compression {image.compression}", "give gzip, zstd, or a level such as zstd:1"
         raise UsageError(str(error), where=where, todo=todo) from error
+    first, *others = sorted((replace(it, base=image.recompress_base) for it in parsed), key=lambda it: it.level)
+    if len(others) > 1 or (others and (first.level or not others[0].level)):
+        raise UsageError("only gzip and zstd go together, each once", where=where, todo=todo)
+    return first, others[0] if others else None
 
 
 def _platforms(text: str | None) -> tuple[str, ...]:

@@ -100,7 +100,8 @@ def assemble(
     assert system or not recipe.packages, "a recipe with packages is assembled with them"
     assert recipe.compression.plain == cache.compression, "the cache is that of the recipe's layers"
     specs = _plan_specs(recipe, system, cache)
-    anew = {it.diff_id: _base_spec(it, base) for it in base.image.layers if recipe.compresses_anew(it)}
+    replaces = recipe.compression.replaces
+    anew = {it.diff_id: _base_spec(it, base) for it in base.image.layers if replaces(it.descriptor.media_type)}
     check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     with Maker(recipe, cache, wheels, options) as maker:
         made = maker.layers([*anew.values(), *specs])
@@ -170,7 +171,7 @@ def find_difference(
     below = []
     for own, there in zip(base.image.layers, image.layers, strict=False):
         known = cache.get(_base_layer_key(own))
-        if recipe.compresses_anew(own) and own.diff_id == there.diff_id:
+        if recipe.compression.replaces(own.descriptor.media_type) and own.diff_id == there.diff_id:
             found = Descriptor(cache.compression.media_type, there.descriptor.digest, there.descriptor.size)
             below.append(replace(own, descriptor=known.result.descriptor if known else found))
     return find_problem(image, base.image, slots, cache, partial(_join, recipe, _replace_layers(base, below)))

@@ -53,6 +53,10 @@ class Compression:
         """The media type of a layer."""
         return LAYER_ZSTD if self.level else LAYER_GZIP
 
+    def replaces(self, media_type: str) -> bool:
+        """Whether a layer of the base that has this media type is compressed anew."""
+        return self.base and media_type != self.media_type
+
 
 GZIP = Compression()
 

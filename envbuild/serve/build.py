@@ -295,6 +295,9 @@ def check_serving(order: ServeOrder) -> None:
     if len(platforms) > 1:
         what, todo = "a serving image is tried and stamped for one platform at a time", "run it once for each platform"
         raise UsageError(what, where=f"--platform {','.join(platforms)}, {_COMMAND}", todo=todo)
+    if order.build_request.zstd:
+        what, todo = "a serving image has one compression", "give gzip or zstd, or set it in [serve] of envbuild.toml"
+        raise UsageError(what, where=f"--compression gzip,{order.build_request.zstd}, {_COMMAND}", todo=todo)
     if order.server in OWN_RUNTIME:
         _check_own_runtime(order)
     else:

@@ -182,23 +182,20 @@ def base_finding(subject: Subject) -> Finding:
     image, base = subject.image, subject.base
     wanted, found = str(base.digest), named_base(image)[1]
     compression, count = named_compression(image), len(base.image.layers)
-    anew = {compression.media_type} if compression.base else frozenset[str]()
-    of_base = [
-        layer.diff_id == own.diff_id
-        and (
-            layer.descriptor.digest == own.descriptor.digest
-            or (layer.descriptor.media_type in anew and own.descriptor.media_type not in anew)
-        )
-        for layer, own in zip(image.layers, base.image.layers, strict=False)
-    ]
+
+    def is_same(layer: Layer, own: Layer) -> bool:
+        types = [it.descriptor.media_type for it in (layer, own)]
+        anew = compression.replaces(types[1]) and types[0] == compression.media_type
+        return layer.diff_id == own.diff_id and (anew or layer.descriptor.digest == own.descriptor.digest)
+
     if found not in (wanted, str(base.image.digest)):
         wrong = f"the image names {found or 'no base'} as its base, which is not {base.name} ({base.digest})"
-    elif not all(of_base) or len(of_base) < count:
+    elif len(image.layers) < count or not all(map(is_same, image.layers, base.image.layers)):
         wrong = f"the image's first {count} layers are not those of {base.name}"
     else:
         wrong = _wrong_target(subject.lock.target, base.target)
     says = f"the image is built on {base.name}, and begins with its layers ({count})"
-    says += ", compressed anew" if anew else ""
+    says += ", compressed anew" if compression.base else ""
     return Finding(about="base", agrees=not wrong, says=wrong or says, wanted=wanted, found=found)
 
 
