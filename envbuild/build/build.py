@@ -210,7 +210,8 @@ def _check_builder(request: BuildRequest) -> None:
             where = f"--builder {request.builder}, --compression, --recompress-base"
             raise UsageError(what, where=where, todo="leave out the builder, or the others")
         for it in compressions:
-            check_library(it.plain)
+            if it != GZIP:
+                check_library(it.plain)
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
 

@@ -142,6 +142,15 @@ def on_base(folder, made, compression: Compression, cache: str = "cache") -> tup
     return wanted, on, assemble(wanted, on, files(folder, *made), kept).image
 
 
+def unread(on: Base) -> Base:
+    """A base none of whose layers can be read."""
+
+    def never() -> Any:
+        raise AssertionError("a layer was read")
+
+    return replace(on, image=replace(on.image, layers=tuple(replace(it, open=never) for it in on.image.layers)))
+
+
 @pytest.mark.parametrize(("text", "kept"), [("zstd", 1), ("gzip", 0)])
 def test_a_base_is_compressed_anew_where_it_is_not_of_the_images_compression(tmp_path, text, kept):
     made, anew = wheels(), Compression.parse(f"{text}+base")
@@ -167,14 +176,24 @@ def test_a_base_is_compressed_anew_where_it_is_not_of_the_images_compression(tmp
 def test_a_base_is_compressed_anew_once(tmp_path):
     made, anew = wheels(), Compression.parse("zstd+base")
     wanted, on, image = on_base(tmp_path, made, anew)
-
-    def never() -> Any:
-        raise AssertionError("a layer was read again")
-
-    unread = replace(on, image=replace(on.image, layers=tuple(replace(it, open=never) for it in on.image.layers)))
-    again = assemble(wanted, unread, WheelFiles({}), LayerCache(tmp_path / "cache", compression=anew)).image
+    again = assemble(wanted, unread(on), WheelFiles({}), LayerCache(tmp_path / "cache", compression=anew)).image
     assert again.manifest == image.manifest
     assert [it.found for it in again.layers][:2] == ["cache", ""]
+
+
+def test_a_machine_without_the_base_takes_its_layers_from_the_registry(tmp_path):
+    made, anew = wheels(), Compression.parse("zstd+base")
+    wanted, on, image = on_base(tmp_path, made, anew)
+    with FakeRegistry() as registry:
+        push(image, at(registry), retry=FAST)
+        with shared(registry) as others:
+            cache = LayerCache(tmp_path / "cache", others, compression=anew)
+            cache.share(assemble(wanted, on, files(tmp_path, *made), cache).results)
+        with shared(registry) as others:
+            cache = LayerCache(tmp_path / "new", others, compression=anew)
+            again = assemble(wanted, unread(on), WheelFiles({}), cache).image
+    assert again.manifest == image.manifest
+    assert again.layers[0].found == "registry"
 
 
 def test_verifying_knows_a_base_by_its_content_only_where_it_was_compressed_anew(tmp_path):
