@@ -128,7 +128,12 @@ class Recipe:
 
 
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "", compression: Compression = GZIP) -> Recipe:
-    """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any."""
+    """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any.
+
+    A base of this compression is not compressed anew.
+    """
+    if not any(compression.replaces(it.descriptor.media_type) for it in base.image.layers):
+        compression = compression.plain
     labels = {VARIANT_LABEL: stack.variant, PYTHON_LABEL: lock.target.python}
     if stack.framework != "none":
         labels["dev.envbuild.framework"] = f"{stack.distribution}=={stack.version}"

@@ -81,7 +81,8 @@ class Assembler(Builder):
             )
             if needed:  # else pushing takes no time that building could use
                 for layer in self.base.image.layers:
-                    offer(layer)
+                    if not self.recipe.compression.replaces(layer.descriptor.media_type):
+                        offer(layer)
             assembled = assemble(self.recipe, self.base, downloads, cache, options, self.compiling, self.system.layer)
             self.prove_loading(cache, downloads)
             report_content(assembled, self.report, self.recipe.owner_by_path)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
+from types import SimpleNamespace
+from typing import cast
 
 from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
@@ -19,7 +22,7 @@ from envbuild.build.outputs import (
     stamp_images,
     write_outputs,
 )
-from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImage, make_plans
+from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImage, each_image, make_plans
 from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
@@ -28,8 +31,8 @@ from envbuild.image.layers.writer import check_library
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
 from envbuild.lock.settings import IndexSettings
-from envbuild.oci.compression import GZIP
-from envbuild.oci.image import Content, ImageIndex, image_index
+from envbuild.oci.compression import GZIP, Compression
+from envbuild.oci.image import Content, ImageIndex, joined
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import ensure_repository
 from envbuild.registry.pull import pull
@@ -44,6 +47,9 @@ _NO_BYTECODE = "build with --no-bytecode, or on a machine that can run the base"
 
 def build(request: BuildRequest, plans: Sequence[Plan], report: Reporter, now: datetime) -> BuildResult:
     """Carry out the plans: lock, build, push or write the image, and stamp it last."""
+    if request.zstd and not request.push and (request.archive or request.load):
+        report.note("engines are given one image: the one of gzip")
+        request = replace(request, zstd=None)
     for plan in plans if request.bytecode else ():
         check_compiles(plan.stack.machine, plan.base, _NO_BYTECODE)
     stamp_before = check_stampable(request.stamp, signer_for(request, request.trusted_keys)) if request.stamp else None
@@ -60,11 +66,18 @@ def build(request: BuildRequest, plans: Sequence[Plan], report: Reporter, now: d
             shared = resources.enter_context(SharedCache(request.push, report=report))
         images: list[PlatformImage] = []
         for plan in plans:
-            builder = _prepare_builder(request, plan, settings, shared, report, resources)
+            once = _once(report) if request.zstd else report
+            builder = _prepare_builder(request, plan, settings, shared, once, resources)
+            second = _in_zstd(builder, request.zstd) if request.zstd else None
             if immutable_tags:
-                _check_tags(builder)
-            images.append(builder.build(settings))
-        content: Content = images[0].image if len(images) == 1 else image_index([it.image for it in images])
+                for it in filter(None, (builder, second)):
+                    _check_tags(it)
+            image = builder.build(settings)
+            if second:
+                report.step("making the same image with layers of zstd")
+                image = replace(image, zstd=second.build(settings))
+            images.append(image)
+        content = joined([it.image for it in each_image(images)])
         pushed = _push_index(request, images, content, report)
         publish_images(request, images, pushed, report, now)
         result = write_outputs(request, images, content, pushed, report)
@@ -121,6 +134,19 @@ def _prepare_builder(
     )
 
 
+def _once(report: Reporter) -> Reporter:
+    """Return a reporter that shows each line once, as both images of an environment are told of in the same words."""
+    step, note, warn = map(cache, (report.step, report.note, report.warn))
+    return cast("Reporter", SimpleNamespace(step=step, note=note, warn=warn, progress=report.progress))
+
+
+def _in_zstd(builder: Builder, compression: Compression) -> Builder:
+    """Return the builder of the same image in zstd; what it can import was tried in the first."""
+    recipe = builder.recipe
+    recipe = make_recipe(builder.plan.stack, builder.locked.lock, builder.base, recipe.bytecode, compression)
+    return replace(builder, recipe=recipe, request=replace(builder.request, import_check="never"))
+
+
 def _builder_class(request: BuildRequest) -> type[Builder]:
     if request.builder == "assemble":
         return Assembler
@@ -139,9 +165,9 @@ def _push_index(
     """Return the result of the one image's push, or push the index of several, without its tag."""
     if request.push is None or not isinstance(content, ImageIndex):
         return images[0].pushed
-    report.step(f"pushing the index of {len(images)} images to {request.push}")
+    report.step(f"pushing the index of {len(content.images)} images to {request.push}")
     indexed = push_index(content, replace(request.push, tag=None))
-    results = [image.pushed for image in images if image.pushed]
+    results = [image.pushed for image in each_image(images) if image.pushed]
     sent, not_sent = sum(it.uploaded for it in results), sum(it.not_sent for it in results)
     return replace(indexed, uploaded=sent, not_sent=not_sent)
 
@@ -177,11 +203,15 @@ def _check_builder(request: BuildRequest) -> None:
     if request.buildx_name and request.builder != "docker":
         what, where = "--builder-name names a builder of docker buildx", f"--builder-name {request.buildx_name}"
         raise UsageError(what, where=where, todo="add --builder docker")
-    if request.compression != GZIP:
+    compressions = [it for it in (request.compression, request.zstd) if it]
+    if compressions != [GZIP]:
         if request.builder != "assemble":
-            what, where = "only envbuild's own builder writes zstd", f"--builder {request.builder}, --compression"
-            raise UsageError(what, where=where, todo="leave out one of them")
-        check_library(request.compression)
+            what = "only envbuild's own builder writes zstd and compresses a base anew"
+            where = f"--builder {request.builder}, --compression, --recompress-base"
+            raise UsageError(what, where=where, todo="leave out the builder, or the others")
+        for it in compressions:
+            if it != GZIP:
+                check_library(it.plain)
     if request.builder == "docker":
         from envbuild.build.docker import check_docker  # noqa: PLC0415 - Docker's library is slow to import
 

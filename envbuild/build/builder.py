@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from envbuild.base.system import System
@@ -17,6 +17,7 @@ from envbuild.lock.run import LockResult, verify_files
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.model import TrainingManifest
 from envbuild.match.openers import may_open_cuda
+from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
@@ -101,8 +102,8 @@ class Builder(ABC):
 
     @property
     def requested_tags(self) -> tuple[str, ...]:
-        """The tag that --push names; of several platforms it is their index's."""
-        tag = self.request.push.tag if self.request.push and len(self.request.platforms) < 2 else None
+        """The tag that --push names; of several images it is their index's."""
+        tag = self.request.push.tag if self.request.push and not self.request.makes_index else None
         return (tag,) if tag else ()
 
     @property
@@ -112,8 +113,9 @@ class Builder(ABC):
         It has what the run had loaded, as that decides what is a fault.
         """
         native = self.plan.manifest.native
+        environment = replace(self.recipe, compression=GZIP).environment
         loaded = sorted({it.place for it in native.libraries}) if native else []
-        return Digest.of(canonical_json(["loader proof of all openers", str(self.recipe.environment), loaded]))
+        return Digest.of(canonical_json(["loader proof of all openers", str(environment), loaded]))
 
     def is_loading_proven(self, cache: LayerCache) -> bool:
         """Whether the loader proof is done, or not needed."""

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from envbuild.attest.attach import attest, check_key, sign
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
-from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildResult, PlatformImage
+from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildResult, PlatformImage, each_image
 from envbuild.errors import BuildError, RegistryError, StampError, UsageError
 from envbuild.files import staged_folder
 from envbuild.manifest.model import Model, TrainingManifest
-from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Content
+from envbuild.oci.image import Content, joined
 from envbuild.oci.layout import Archive, write_archive, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import PushResult, publish, stamped_tag
@@ -43,7 +42,10 @@ def write_outputs(
     pushed: PushResult | None,
     report: Reporter,
 ) -> BuildResult:
-    """Write the context, and the image wherever it is wanted; an OCI layout where nothing else was asked for."""
+    """Write the context, and the image wherever it is wanted; an OCI layout where nothing else was asked for.
+
+    Engines are given the image of gzip, where there are two.
+    """
     layout = None if pushed or request.archive or request.load else request.out
     if layout:
         report.step(f"writing the OCI layout {layout}")
@@ -57,11 +59,12 @@ def write_outputs(
         if layout and not layout_exists:
             write_layout(content, folder, name=LAYOUT_NAME)
         # Where one of these fails, no folder is left that looks like a success.
+        for_engines = joined([image.image for image in images])
         if request.archive:
-            write_into_archive(request, request.archive, content, report)
+            write_into_archive(request, request.archive, for_engines, report)
         loaded = None
         if request.load:
-            load = images[0].tag_in_engine or (lambda name: load_into_engine(name, content, report))
+            load = images[0].tag_in_engine or (lambda name: load_into_engine(name, for_engines, report))
             loaded = load(request.load)
     if layout and layout_exists:
         write_layout(content, layout, name=LAYOUT_NAME)
@@ -73,7 +76,7 @@ def write_outputs(
 def write_into_archive(request: BuildRequest, path: Path, content: Content, report: Reporter) -> None:
     """Write the image into a file; BuildError."""
     report.step(f"writing the archive {path}")
-    if request.compression != GZIP:
+    if request.compression.level:
         report.note("its layers are of zstd, which Docker loads from release 23.0 on")
     names = tuple(name for name in (request.load, request.push) if name)[:1]
     total = Archive(content, names).size
@@ -117,13 +120,14 @@ def publish_images(
 
     A reused image keeps what its builder attached. Errors as `attest`.
     """
-    tags = {image.pushed.reference: image.tags for image in images if image.pushed}
-    index = pushed.reference if pushed and len(images) > 1 else None
+    every = each_image(images)
+    tags = {image.pushed.reference: image.tags for image in every if image.pushed}
+    index = pushed.reference if pushed and len(every) > 1 else None
     if index:
         tags[index] = (request.push.tag,) if request.push and request.push.tag else ()
 
     def attach() -> None:
-        for image in images:
+        for image in every:
             if image.pushed and image.reused:
                 report.note("the reused image keeps the SBOM and provenance that its builder attached")
             elif image.pushed:
@@ -150,7 +154,7 @@ def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, star
         base_name=recipe.base_asked or (recipe.base_name if own_base else ""),
         base_digest=recipe.base_digest,
         manifest=Digest.of(request.manifest_bytes),
-        parameters=(*build_options(request), *overrides),
+        parameters=(*build_options(replace(request, compression=recipe.compression)), *overrides),
         started=started,
         finished=datetime.now(UTC),
     )
@@ -161,12 +165,13 @@ def build_options(request: BuildRequest) -> Iterator[tuple[str, str]]:
     yield "builder", request.builder
     yield "resolver", request.resolver
     yield "cuda-source", request.cuda_source
-    if request.compression != GZIP:
-        yield "compression", str(request.compression)
+    if request.compression.level:
+        yield "compression", str(request.compression.plain)
     switches = {
         "build": request.build_from_source,
         "bytecode": request.bytecode,
         "offline": request.offline,
+        "recompress-base": request.compression.base,
         "require-identical": request.require_identical,
     }
     for name in (name for name, is_on in switches.items() if is_on):
@@ -277,7 +282,7 @@ def stamp_images(
     stamp_before: Snapshot,
 ) -> str:
     """Stamp each platform's image, if the model is unchanged since the build began; the last record names them all."""
-    for image in images:
+    for image in each_image(images):
         tag_as_stamped(image.pushed.reference if image.pushed else None, report)
     signer = signer_for(request, request.trusted_keys)
     content = check_model_files(request, images[0].plan.manifest, stamp_before, report)
@@ -294,6 +299,7 @@ def stamp_images(
             identity=image.proof.summary,
             tag=request.push.tag if request.push else None,
             compression=image.recipe.compression,
+            zstd=image.zstd.digest if image.zstd else None,
         )
         results.append(write(entry, manifest=request.manifest_bytes, lock=image.pylock))
     report_stamps(results, report, signed=signer is not None)

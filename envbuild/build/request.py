@@ -1,6 +1,6 @@
 """What a build is asked for, the plans that follow, and its result; and the checks before any work."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -95,6 +95,8 @@ class BuildRequest:
     """Whether the image has bytecode, which makes it larger and its start faster."""
     compression: Compression = GZIP
     """The compression of the layers that are made."""
+    zstd: Compression | None = None
+    """That of a second image beside the one of gzip, in one index; None for one image a platform."""
     load: Reference | None = None
     """The image's name in the engine that it is loaded into."""
     remote_cache: bool = True
@@ -115,6 +117,11 @@ class BuildRequest:
     """The lowest number of a signed record that is accepted and continued."""
     trusted_keys: tuple[str, ...] = ()
     """Public keys whose signed stamp records are continued, besides those of the signing key."""
+
+    @property
+    def makes_index(self) -> bool:
+        """Whether the result is an index of several images."""
+        return len(self.platforms) > 1 or self.zstd is not None
 
     def index_settings(self) -> IndexSettings:
         """How indexes are asked for wheels."""
@@ -159,6 +166,8 @@ class PlatformImage:
     """Whether the context has every wheel."""
     tag_in_engine: "Callable[[Reference], Loaded] | None" = None
     """Tags the image in the engine that built it; None where no engine did."""
+    zstd: "PlatformImage | None" = None
+    """The same image with layers of zstd; None where it was not asked for."""
 
     @property
     def image(self) -> Image:
@@ -174,6 +183,11 @@ class PlatformImage:
     def digest(self) -> Digest:
         """The digest of the image, as the registry has it where it was pushed."""
         return self.pushed.digest if self.pushed else self.image.digest
+
+
+def each_image(images: Sequence[PlatformImage]) -> list[PlatformImage]:
+    """Return the images with those of zstd beside them."""
+    return [each for image in images for each in (image, image.zstd) if each]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,8 @@ def _image(image: "StampedImage") -> Iterator[str]:
     from envbuild.stamp.record import lock_name, manifest_name
 
     yield f"  {' '.join(image.slot)}: {image.image}"
+    if image.zstd:
+        yield f"    in zstd: {image.zstd}"
     yield f"    environment {image.environment}"
     if image.relation:
         yield f"    {image.relation}: a runtime of its own, checked against the model"

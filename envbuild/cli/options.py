@@ -1,6 +1,6 @@
 """The options that several commands have in common, and the build request that from-manifest and serve make of them."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -97,7 +97,7 @@ class LockOptions:
     only_imported: bool = flag(WHAT, "Leave out what the run neither imported nor required for that.")
     resolver: ResolverName = option(ADVANCED, "The program that resolves.", default="uv")
     exclude_newer: str | None = option(
-        ADVANCED, "Complete an incomplete record as of this date; by default the record's own.", "DATE|none"
+        ADVANCED, "Complete an incomplete record as of this date; else its own.", "DATE|none"
     )
     require_identical: bool = flag(HOW, "Fail unless every wheel is proven to be the run's.")
     build: bool = flag(HOW, "Build distributions without a wheel; runs their code.")
@@ -137,7 +137,8 @@ class ImageOptions:
     import_check: ImportCheckName = option(
         HOW, "Import the run's modules in the image before it is pushed; auto: if in doubt.", default="auto"
     )
-    compression: str = option(HOW, "How new layers are compressed.", "gzip|zstd[:LEVEL]", default="gzip")
+    compression: str = option(HOW, "Of new layers; gzip,zstd: one index of both.", "gzip|zstd[:LEVEL]", default="gzip")
+    recompress_base: bool = flag(ADVANCED, "Compress the base's layers as --compression says, too.")
     no_remote_cache: bool = flag(ADVANCED, "Build even if the registry has this environment.")
     ca_bundle: Path | None = option(ADVANCED, "Trust these certificate authorities (PEM) for indexes.", "FILE")
     dry_run: bool = flag(HOW, "Print the plan, and stop.")
@@ -196,7 +197,7 @@ class BuildOptions:
             "--sign": image.sign,
         })  # fmt: skip
         refuse_login(image.base or "", "--base")  # before the plan shows it
-        _compression(image.compression)
+        _compressions(image)
         if str(image.archive) == "-":
             what, todo = "an archive goes into a file, as stdout is for the digest", "give --archive a file"
             raise UsageError(what, where="--archive -", todo=todo)
@@ -218,6 +219,7 @@ class BuildOptions:
         from envbuild.match.stack import pairs_of
 
         image, locks, builder = self.image, self.locks, self.builder
+        compression, zstd = _compressions(image)
         return BuildRequest(
             manifest_bytes=data,
             manifest_name=name,
@@ -231,7 +233,8 @@ class BuildOptions:
             archive=image.archive,
             load=read_reference(image.load, "--load", "give a name such as churn:7") if image.load else None,
             bytecode=bool(image.bytecode),
-            compression=_compression(image.compression),
+            compression=compression,
+            zstd=zstd,
             resolver=locks.resolver,
             as_of=locks.exclude_newer,
             out=Path(image.out),
@@ -294,14 +297,19 @@ def repository(text: str, where: str) -> "Reference":
     return reference
 
 
-def _compression(text: str) -> "Compression":
+def _compressions(image: ImageOptions) -> "tuple[Compression, Compression | None]":
+    """Return the compression, and that of a second image in zstd."""
     from envbuild.oci.compression import Compression
 
+    where, todo = f"--compression {image.compression}", "give gzip, zstd, a level such as zstd:1, or gzip,zstd"
     try:
-        return Compression.parse(text)
+        parsed = [Compression.parse(text.strip()) for text in image.compression.split(",")]
     except ValueError as error:
-        where, todo = f"--compression {text}", "give gzip, zstd, or a level such as zstd:1"
         raise UsageError(str(error), where=where, todo=todo) from error
+    first, *others = sorted((replace(it, base=image.recompress_base) for it in parsed), key=lambda it: it.level)
+    if len(others) > 1 or (others and (first.level or not others[0].level)):
+        raise UsageError("only gzip and zstd go together, each once", where=where, todo=todo)
+    return first, others[0] if others else None
 
 
 def _platforms(text: str | None) -> tuple[str, ...]:

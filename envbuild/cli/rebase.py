@@ -35,7 +35,7 @@ def run(
     Such as the patched base of the same name. The environment's layers stay the same blobs: no wheel is read, and
     blobs of the registry are not sent. Prints the new image's reference by digest; only a tag of --push moves.
     """
-    from envbuild.image.rebase import rebase
+    from envbuild.image.rebase import named_compression, rebase
     from envbuild.registry.pull import pull
 
     if create_repository and push is None:
@@ -52,6 +52,8 @@ def run(
         old = base_of(old_base or base_named_by(found, str(source), "--old-base"), machine, progress)
         rebased = rebase(found, old, base_of(base, machine, progress), locked)
         progress.note(f"{rebased.kept} layers are kept")
+        if named_compression(found).base:
+            progress.warn("the new base's layers stay as they are; build with --recompress-base to compress them anew")
         for line in rebased.dropped:
             progress.warn(f"left out, as it does not fit the new base: {line}")
         if rebased.dropped and locked:

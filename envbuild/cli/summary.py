@@ -42,25 +42,26 @@ _NAME = 70
 def summary(result: "BuildResult", seconds: float) -> Iterator[str]:
     """Yield a line for each of our layers: size, where it was found, how it came to the registry; then the totals."""
     for image in result.images:
-        yield from _image_lines(image, several=len(result.images) > 1)
+        yield from _image_lines(image, f"{image.platform}: " if len(result.images) > 1 else "")
+        if image.zstd:
+            yield from _image_lines(image.zstd, f"{image.platform}, {image.zstd.recipe.compression}: ")
     sent = f"{decimal(result.pushed.uploaded)} sent to the registry, " if result.pushed else ""
     loaded = f"{decimal(result.loaded.sent)} to the engine, " if result.loaded else ""
     yield f"{sent}{loaded}{seconds:.1f} s"
 
 
-def _image_lines(image: "PlatformImage", *, several: bool) -> Iterator[str]:
+def _image_lines(image: "PlatformImage", title: str) -> Iterator[str]:
     layers = image.image.layers
     ours = layers[len(layers) - len(image.assembled.results) :] if image.assembled.results else ()
     for layer in ours:
         yield _line(layer, image.pushed)
-    platform = f"{image.platform}: " if several else ""
     size = decimal(sum(layer.descriptor.size for layer in layers))
     made = sum(not layer.found for layer in ours or layers)
     base = sum(_layer_source(layer) == "base" for layer in layers)
     origins = f"{made} made, {len(layers) - base - made} found, {base} of the base"
     if not ours and all(layer.found == "registry" for layer in layers):
         origins = "all found in the registry"
-    yield f"{platform}{counted(len(layers), 'layer')}, {size}: {origins}"
+    yield f"{title}{counted(len(layers), 'layer')}, {size}: {origins}"
 
 
 def _layer_source(layer: "Layer") -> str:
@@ -107,7 +108,11 @@ def _image_values(image: "PlatformImage") -> dict[str, Any]:
         "added": [f"{it.name}=={it.version}" for it in image.proof.with_outcome("added")],
         "dropped": list(image.lock.dropped),
         "imports": image.imports.to_dict() if image.imports else None,
-    }
+    } | ({"compressions": dict(map(_compressed, (image, image.zstd)))} if image.zstd else {})
+
+
+def _compressed(image: "PlatformImage") -> tuple[str, dict[str, str]]:
+    return str(image.recipe.compression), {"digest": str(image.digest), "environment": str(image.recipe.environment)}
 
 
 def _layer_result(layer: "Layer") -> dict[str, Any]:

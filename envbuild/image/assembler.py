@@ -1,9 +1,9 @@
 """The assembler: makes layers in parallel, then config and manifest."""
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -24,12 +24,13 @@ from envbuild.image.layers.cache import Decode, LayerCache
 from envbuild.image.layers.helper import layer_files
 from envbuild.image.layers.maker import DEFAULTS, AssemblyOptions, LayerSpec, Maker, OpenWheels, Wheels
 from envbuild.image.layers.plan import LayerPlan, Overlap, check_depth, find_overlaps, install_order, plan_layers
-from envbuild.image.layers.writer import LayerFile, LayerResult
+from envbuild.image.layers.writer import LayerFile, LayerResult, write_compressed
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.compression import Compression
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, Layer, canonical_json, manifest_bytes
-from envbuild.recipe import Base, Recipe
+from envbuild.oci.image import Descriptor, Image, Layer, canonical_json, manifest_bytes
+from envbuild.oci.rootfs import read_tar
+from envbuild.recipe import LAYER_FORMAT, Base, Recipe
 from envbuild.wheel.install import Fingerprint, find_wheels_to_compare, from_text, to_text
 
 OVERLAPS_LINE = "paths that several packages share"
@@ -97,11 +98,14 @@ def assemble(
     packages.
     """
     assert system or not recipe.packages, "a recipe with packages is assembled with them"
-    assert recipe.compression == cache.compression, "the cache is that of the recipe's layers"
+    assert recipe.compression.plain == cache.compression, "the cache is that of the recipe's layers"
     specs = _plan_specs(recipe, system, cache)
+    replaces = recipe.compression.replaces
+    anew = {it.diff_id: _base_spec(it, base) for it in base.image.layers if replaces(it.descriptor.media_type)}
     check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     with Maker(recipe, cache, wheels, options) as maker:
-        layers = maker.layers(specs)
+        made = maker.layers([*anew.values(), *specs])
+        below, layers = made[: len(anew)], made[len(anew) :]
         if overlaps := detect_overlaps(recipe, cache, maker.opened):
             layers += maker.layers([overlaps_spec(recipe, overlaps)])
         tally = None
@@ -110,13 +114,38 @@ def assemble(
             layers += maker.layers(bytecode)
     remarks_key = _remarks_key(packages_key(recipe)) if recipe.packages else None
     return Assembled(
-        image=_join(recipe, base, layers),
+        image=_join(recipe, _replace_layers(base, below), layers),
         overlaps=tuple(overlaps),
         results=maker.results,
         verified_members=maker.opened.verified_members(),
         bytecode=tally,
         remarks=(cache.note_or_claim(remarks_key, _decode_remarks) or ()) if remarks_key else (),
     )
+
+
+def _base_spec(layer: Layer, base: Base) -> LayerSpec:
+    """Return the layer of a base, compressed anew: its tar alone decides the bytes."""
+
+    def write(sink: BinaryIO, pool: Executor, compression: Compression) -> LayerResult:
+        return write_compressed(read_tar(layer, base.name), sink, pool, compression)
+
+    return LayerSpec(
+        label=layer.created_by,
+        key=_base_layer_key(layer),
+        files=lambda _: (),
+        weight=layer.descriptor.size,
+        writer=write,
+    )
+
+
+def _base_layer_key(layer: Layer) -> Digest:
+    return Digest.of(canonical_json(["layer of a base", LAYER_FORMAT, str(layer.diff_id)]))
+
+
+def _replace_layers(base: Base, layers: Iterable[Layer]) -> Base:
+    """Return the base with these layers in place of those of the same content."""
+    new = {it.diff_id: it for it in layers}
+    return replace(base, image=replace(base.image, layers=tuple(new.get(it.diff_id, it) for it in base.image.layers)))
 
 
 def _join(recipe: Recipe, base: Base, layers: Sequence[Layer]) -> Image:
@@ -139,7 +168,13 @@ def find_difference(
         *overlap_slots(recipe, overlaps),
         *(Bytecode.of(recipe, overlaps or (), compiling, cache).slots(known=overlaps is not None) if compiling else ()),
     ]
-    return find_problem(image, base.image, slots, cache, partial(_join, recipe, base))
+    below = []
+    for own, there in zip(base.image.layers, image.layers, strict=False):
+        known = cache.get(_base_layer_key(own))
+        if recipe.compression.replaces(own.descriptor.media_type) and own.diff_id == there.diff_id:
+            found = Descriptor(cache.compression.media_type, there.descriptor.digest, there.descriptor.size)
+            below.append(replace(own, descriptor=known.result.descriptor if known else found))
+    return find_problem(image, base.image, slots, cache, partial(_join, recipe, _replace_layers(base, below)))
 
 
 def overlap_slots(recipe: Recipe, overlaps: Sequence[Overlap] | None) -> list[Slot]:

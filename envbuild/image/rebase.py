@@ -41,7 +41,7 @@ ENVIRONMENT_LINE = "virtual environment"
 BYTECODE_LINE = "bytecode"
 """The beginning of the history line of a layer with bytecode; distributions follow, or words."""
 STDLIB_WORDS = "standard library"
-_REPLACED = frozenset({BASE_NAME, BASE_DIGEST, ENVIRONMENT})
+_REPLACED = frozenset({BASE_NAME, BASE_DIGEST, ENVIRONMENT, COMPRESSION})
 _CUDA = "CUDA_VERSION"
 """The variable with the version of CUDA; NVIDIA's images set it."""
 
@@ -89,7 +89,8 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
     """Put the environment of an image on `old` onto `new`, without reading a layer.
 
     With the lock that the image was built from, the result has an environment id, and is the image that building gives.
-    Without, it has none: the id is a digest of the wheels too, which no image lists.
+    Without, it has none: the id is a digest of the wheels too, which no image lists. The new base's layers stay as they
+    are, whether the old one's were compressed anew or not.
     BaseError if the image is not on `old` or does not fit `new`; VerifyError if the lock is another image's.
     """
     ours = _own_layers(image, old)
@@ -104,7 +105,8 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
             "the image has system packages that were chosen for its base, with that base's record of what is installed"
         )
         raise BaseError(what, where=new.name, todo="build the environment again on the new base")
-    layers, dropped = _select_layers(ours, old, new, named_compression(image))
+    compression = named_compression(image).plain
+    layers, dropped = _select_layers(ours, old, new, compression)
     # An image that lacks a layer is not what its recipe gives, so it must not have its id; of one with bytecode it is
     # unknown whether the new base's standard library would get a layer.
     recipe = None
@@ -117,11 +119,12 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
             python_path=new.python_path,
             target=new.target,
             labels=tuple(sorted(_relabelled(dict(old_recipe.labels), new).items())),
+            compression=compression,
         )
     check_depth(len(layers), len(new.image.layers))
     config = whole_config(new, _inner(image, old, new), layers)
     others = {key: text for key, text in annotations_of(image).items() if key not in _REPLACED}
-    added = annotations(recipe or _bare(new))
+    added = annotations(recipe or replace(_bare(new), compression=compression))
     if recipe is None:
         del added[ENVIRONMENT]
     everything = (*new.image.layers, *layers)

@@ -27,6 +27,8 @@ ENVIRONMENT = "dev.envbuild.environment"
 """The annotation of an image manifest with the environment id."""
 COMPRESSION = "dev.envbuild.compression"
 """The annotation of an image manifest with the compression of its environment's layers; absent for gzip."""
+_ZSTD_ENTRY = {"annotations": {"io.github.containers.compression.zstd": "true"}}
+"""How an index marks an image that needs zstd (github.com/containers/image, internal/manifest/oci_index.go)."""
 
 OCI_OF_DOCKER = {
     DOCKER_MANIFEST: MANIFEST, DOCKER_INDEX: INDEX, DOCKER_CONFIG: CONFIG, DOCKER_LAYER: LAYER_GZIP,
@@ -175,18 +177,29 @@ Content = Image | ImageIndex
 
 
 def image_index(images: Sequence[Image], annotations: Mapping[str, str] | None = None) -> ImageIndex:
-    """Join images of different platforms, in any order; BuildError for no image, or two of the same platform."""
-    ordered = tuple(sorted(images, key=lambda image: _order(platform_of(image))))
+    """Join images of different platforms, or of one as gzip and zstd, in any order; BuildError for others and none.
+
+    Engines take the first that fits, so gzip comes first; podman and CRI-O look for the mark of zstd.
+    """
+    ordered = tuple(sorted(images, key=lambda image: (_order(platform_of(image)), _is_zstd(image))))
     names = [platform_name(image) for image in ordered]
-    if not names or len(set(names)) < len(names):
+    if not names or len({(platform_name(it), _is_zstd(it)) for it in ordered}) < len(names):
         what = f"an index needs images, each for another platform; these are for {', '.join(names) or 'none'}"
         raise BuildError(what, where="--platform", todo="name each platform once")
     value: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": INDEX,
-        "manifests": [_entry(image) for image in ordered],
+        "manifests": [
+            _entry(image) | (_ZSTD_ENTRY if _is_zstd(image) and names.count(name) > 1 else {})
+            for image, name in zip(ordered, names, strict=True)
+        ],
     }
     return ImageIndex(data=canonical_json(value | _annotated(annotations or {})), images=ordered)
+
+
+def joined(images: Sequence[Image]) -> Content:
+    """Return the image, or the index of several."""
+    return images[0] if len(images) == 1 else image_index(images)
 
 
 def images_of(content: Content) -> tuple[Image, ...]:
@@ -209,6 +222,10 @@ def top_index(content: Content, named: Sequence[Mapping[str, str]] = ()) -> byte
     """Return the bytes of a layout's index.json, with the image once for each set of annotations."""
     entries = [_entry(content) | _annotated(annotations) for annotations in named or ({},)]
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
+
+
+def _is_zstd(image: Image) -> bool:
+    return any(layer.descriptor.media_type == LAYER_ZSTD for layer in image.layers[-1:])
 
 
 def _entry(content: Content) -> dict[str, Any]:

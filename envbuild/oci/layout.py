@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -200,7 +201,7 @@ def _manifests(
         data = _read(folder, described)
         value = parse_manifest(data, described.media_type)
         if "manifests" in value:
-            yield from _manifests(folder, value, architecture, depth - 1)
+            yield from islice(_manifests(folder, value, architecture, depth - 1), 1)  # engines take the first, too
             continue
         config = {} if platform else json.loads(_read(folder, Descriptor.from_dict(value["config"])))
         if platform or str(config["architecture"]) == architecture:

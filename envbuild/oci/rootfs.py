@@ -10,7 +10,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -174,13 +174,8 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
 
     Raises one of DAMAGED if the blob is not a tar, is not compressed as its media type says, or has another diff id.
     """
-    with layer.open() as blob, ExitStack() as stack:
-        # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
-        plain = stack.enter_context(open_layer(blob, layer.descriptor.media_type))
-        limit, headers, end = expansion_limit(layer.descriptor.size), 0, 0
-        most = max(limit, _ZSTD_LIMIT) if layer.descriptor.media_type == LAYER_ZSTD else limit
-        content = _Hashed(plain, most)
-        archive = stack.enter_context(open_tar(cast("IO[bytes]", content), stream=True))
+    limit, headers, end = expansion_limit(layer.descriptor.size), 0, 0
+    with _opened(layer) as content, open_tar(cast("IO[bytes]", content), stream=True) as archive:
         while (member := archive.next()) is not None:
             headers += member.offset_data - end  # names and records are kept, contents pass by
             end = archive.offset  # of the next member
@@ -190,7 +185,24 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
                 content.count(member.size)
             yield member, archive
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps a kilobyte of each
-        while content.read(CHUNK):  # what follows the end of the archive, so that the whole blob is checked
+
+
+def read_tar(layer: Layer, name: str) -> Iterator[bytes]:
+    """Yield the tar of a base's layer; BaseError as `read_tree`."""
+    with _damage(layer, name, BaseError), _opened(layer) as content:
+        while data := content.read(CHUNK):
+            yield data
+
+
+@contextmanager
+def _opened(layer: Layer) -> Iterator["_Hashed"]:
+    """Open the tar of a layer; at the end of the block the whole blob is checked."""
+    # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
+    with layer.open() as blob, open_layer(blob, layer.descriptor.media_type) as plain:
+        limit = expansion_limit(layer.descriptor.size)
+        content = _Hashed(plain, max(limit, _ZSTD_LIMIT) if layer.descriptor.media_type == LAYER_ZSTD else limit)
+        yield content
+        while content.read(CHUNK):
             pass
         if content.hasher.hexdigest() != layer.diff_id.hex:
             raise ValueError("its content does not match the diff id in the config")

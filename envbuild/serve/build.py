@@ -75,7 +75,9 @@ def serve(order: ServeOrder, report: Reporter, now: datetime) -> ServeResult:
         make_plans(order.build_request, manifest)
         check_model_files(order.build_request, manifest, stamp_before)
     origin = find_origin(order, report, now)
-    order = replace(order, build_request=replace(order.build_request, manifest_bytes=origin.manifest_bytes))
+    own = order.build_request.compression.plain  # the base is below the training image
+    request = replace(order.build_request, manifest_bytes=origin.manifest_bytes, compression=own)
+    order = replace(order, build_request=request)
     if stamp_before and order.model:
         check_model_files(order.build_request, origin.manifest, stamp_before)
     make = _compare_with_server if order.server in OWN_RUNTIME else _build
@@ -293,6 +295,9 @@ def check_serving(order: ServeOrder) -> None:
     if len(platforms) > 1:
         what, todo = "a serving image is tried and stamped for one platform at a time", "run it once for each platform"
         raise UsageError(what, where=f"--platform {','.join(platforms)}, {_COMMAND}", todo=todo)
+    if order.build_request.zstd:
+        what, todo = "a serving image has one compression", "give gzip or zstd, or set it in [serve] of envbuild.toml"
+        raise UsageError(what, where=f"--compression gzip,{order.build_request.zstd}, {_COMMAND}", todo=todo)
     if order.server in OWN_RUNTIME:
         _check_own_runtime(order)
     else:

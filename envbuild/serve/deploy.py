@@ -57,7 +57,7 @@ def _stamped(
     model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Report
 ) -> Iterator[Finding]:
     digest = digest_of(image)
-    own = min((it for it in stamp.images if it.digest == digest), key=lambda it: it.role != "serve", default=None)
+    own = min((it for it in stamp.images if digest in it.digests), key=lambda it: it.role != "serve", default=None)
     if model.history.proven and (own is None or own.role not in _ROLES):
         says = f"the signed stamp does not name {digest}"
         yield _disagreeing(stamp, digest)(rule=SIGNED, says=says, why=_UNSIGNED)
@@ -130,7 +130,7 @@ def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
     """Say when another image replaced a stamped one; None if the image was never stamped on this model."""
     stamps = [it.stamp for it in model.history.records if it.stamp]
     for newer, older in pairwise(stamps):
-        if own := next((it for it in older.images if it.digest == digest and older.anchor == newer.anchor), None):
+        if own := next((it for it in older.images if digest in it.digests and older.anchor == newer.anchor), None):
             return f"was the model's image for {' '.join(own.slot)} until another was stamped at {newer.created}"
     return None
 

@@ -19,7 +19,7 @@ from envbuild.build.outputs import (
 )
 from envbuild.build.request import LAYOUT_NAME, BuildRequest
 from envbuild.files import staged_folder
-from envbuild.image.rebase import named_base
+from envbuild.image.rebase import named_base, named_compression
 from envbuild.lock.formats import pylock_text
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -78,7 +78,7 @@ def stamp_served(
     if origin.pylock:
         tag_as_stamped(origin.reference, report)
         reference = str(origin.reference) if origin.reference else None
-        compression = order.build_request.compression
+        compression = named_compression(origin.parent.image)
         train = entry(role="train", reference=reference, digest=origin.parent.digest, compression=compression)
         results.append(write(train, lock=origin.pylock))
         built_on = results[-1].stamp.image(train.slot)

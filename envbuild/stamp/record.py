@@ -35,7 +35,7 @@ _SCHEMA = re.compile(r"1\.[0-9]{1,9}")
 _REQUIRED_TEXTS, _OPTIONAL_TEXTS = ("role", "variant", "platform", "reference"), ("identity", "tag", "relation", "gate")
 _OF_IMAGE = {
     *(*_REQUIRED_TEXTS, *_OPTIONAL_TEXTS),
-    *("digest", "environment", "overrides", "compression", "manifest_sha256", "lock_sha256"),
+    *("digest", "environment", "overrides", "compression", "zstd", "manifest_sha256", "lock_sha256"),
 }
 """The keys of an image that this release knows."""
 _IMAGE_KEY = "envbuild-image-"
@@ -74,6 +74,8 @@ class StampEntry:
     """`untried` for a serving image that nothing started before it was stamped."""
     compression: Compression = GZIP
     """Of the layers that a training image was built with."""
+    zstd: Digest | None = None
+    """The same image with layers of zstd, beside this one in an index; None if there is none."""
 
     def __post_init__(self) -> None:
         for word in (self.role, self.variant):
@@ -89,6 +91,11 @@ class StampEntry:
     def slot(self) -> tuple[str, str, str]:
         """Role, variant and platform: a model has one image for each."""
         return self.role, self.variant, self.platform
+
+    @property
+    def digests(self) -> tuple[Digest, ...]:
+        """The digests of the image, in each compression."""
+        return (self.digest, self.zstd) if self.zstd else (self.digest,)
 
     @property
     def image(self) -> str:
@@ -197,7 +204,7 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
     if old and old.digest == image.digest:
-        image = replace(image, more=old.more, gate=image.gate and old.gate)
+        image = replace(image, more=old.more, gate=image.gate and old.gate, zstd=image.zstd or old.zstd)
         if image.reference is None:
             image = replace(image, reference=old.reference, tag=old.tag)
     return tuple(sorted((others | {image.slot: image}).values(), key=lambda one: one.slot))
@@ -326,6 +333,7 @@ def image_dict(image: StampedImage) -> dict[str, Any]:
         **({"relation": image.relation} if image.relation else {}),
         **({"gate": image.gate} if image.gate else {}),
         **({"compression": str(image.compression)} if image.compression != GZIP else {}),
+        **({"zstd": str(image.zstd)} if image.zstd else {}),
     }
 
 
@@ -354,6 +362,7 @@ def _image(value: Mapping[str, Any]) -> StampedImage:
         digest=Digest.parse(value["digest"]),
         environment=Digest.parse(value["environment"]),
         compression=Compression.parse(value.get("compression", str(GZIP))),
+        zstd=Digest.parse(value["zstd"]) if "zstd" in value else None,
         overrides=tuple(sorted((str(key), str(set_to)) for key, set_to in value.get("overrides", {}).items())),
         manifest_sha256=Digest(value["manifest_sha256"]),
         lock_sha256=Digest(value["lock_sha256"]),

@@ -21,7 +21,7 @@ from envbuild.image.debian.layer import packages_line
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.maker import AssemblyOptions, Wheels
 from envbuild.image.layers.plan import plan_layers
-from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_environment
+from envbuild.image.rebase import ENVIRONMENT_LINE, derive_recipe, named_base, named_compression, named_environment
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.settings import IndexSettings
@@ -181,14 +181,21 @@ def base_finding(subject: Subject) -> Finding:
     """Whether the image begins with the layers of the base that it names, and the lock fits that base."""
     image, base = subject.image, subject.base
     wanted, found = str(base.digest), named_base(image)[1]
-    pairs = [[(it.descriptor.digest, it.diff_id) for it in one.layers] for one in (image, base.image)]
+    compression, count = named_compression(image), len(base.image.layers)
+
+    def is_same(layer: Layer, own: Layer) -> bool:
+        types = [it.descriptor.media_type for it in (layer, own)]
+        anew = compression.replaces(types[1]) and types[0] == compression.media_type
+        return layer.diff_id == own.diff_id and (anew or layer.descriptor.digest == own.descriptor.digest)
+
     if found not in (wanted, str(base.image.digest)):
         wrong = f"the image names {found or 'no base'} as its base, which is not {base.name} ({base.digest})"
-    elif pairs[0][: len(pairs[1])] != pairs[1]:
-        wrong = f"the image's first {len(pairs[1])} layers are not those of {base.name}"
+    elif len(image.layers) < count or not all(map(is_same, image.layers, base.image.layers)):
+        wrong = f"the image's first {count} layers are not those of {base.name}"
     else:
         wrong = _wrong_target(subject.lock.target, base.target)
-    says = f"the image is built on {base.name}, and begins with its layers ({len(base.image.layers)})"
+    says = f"the image is built on {base.name}, and begins with its layers ({count})"
+    says += ", compressed anew" if compression.base else ""
     return Finding(about="base", agrees=not wrong, says=wrong or says, wanted=wanted, found=found)
 
 

@@ -77,7 +77,7 @@ def tag_findings(
     if digests is None:
         todo = "check the tag, or give the image by the digest that the model is stamped with"
         raise RegistryError(f"{tagged} does not exist", where=str(tagged), todo=todo, status=404)
-    if image := next((it for it in those if str(it.digest) in digests), None):
+    if image := next((it for it in those if not {*map(str, it.digests)}.isdisjoint(digests)), None):
         says = f"{tagged} is the model's image for {image.role} {image.variant} {image.platform}"
         yield Finding(about="tag", agrees=True, says=says, rule="tag-moved", wanted=str(image.digest), found=digests[0])
     else:

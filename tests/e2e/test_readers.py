@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_ZSTD
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.oci.rootfs import contents, read_tree
@@ -90,24 +91,32 @@ def test_umoci_unpacks_it(unpacked):
     assert (unpacked / "opt/env/bin/python").readlink() == Path("python3.11")
 
 
-def test_podman_pulls_from_zstd_what_gzip_has(registry, envbuild, tmp_path):
+def test_engines_take_from_an_index_of_gzip_and_zstd_what_they_can_read(registry, envbuild, engine, tmp_path):
     (tmp_path / "freeze.txt").write_text("six==1.16.0\npython-dateutil==2.9.0.post0\n")
     record = [tmp_path / "freeze.txt", "--from", "pip-freeze", "--python", "3.11.2", "--gpu", "none", "--base"]
-    images = {}
-    for compression in ("gzip", "zstd:1"):
-        push = [f"{registry.host}/readers/small", "--compression", compression, "--out", tmp_path / compression]
-        done = envbuild("from-manifest", *record, "debian:bookworm", "--ran-on", "linux/amd64", "--push", *push)
-        images[compression] = pull(Reference.parse(done.stdout.strip()), machine="x86_64")
-    assert images["gzip"].config == images["zstd:1"].config
-    reference = f"{registry.host}/readers/small@{images['zstd:1'].digest}"
-    tree = read_tree(images["gzip"], "gzip")
+    push = ["--push", f"{registry.host}/readers/small:1", "--out", tmp_path / "out"]
+    both = ["--compression", "gzip,zstd:1", "--recompress-base", "--json"]
+    done = envbuild("from-manifest", *record, "debian:bookworm", "--ran-on", "linux/amd64", *push, *both)
+    said = json.loads(done.stdout)["compressions"]
+    names = [f"{registry.host}/readers/small@{it['digest']}" for it in said.values()]
+    plain, packed = (pull(Reference.parse(it), machine="x86_64") for it in names)
+    assert list(said) == ["gzip", "zstd:1+base"]
+    assert plain.config == packed.config
+    assert {it.descriptor.media_type for it in packed.layers} == {LAYER_ZSTD}
+    tree = read_tree(plain, "gzip")
     ours = [path for path, node in tree.items() if node.kind == "file" and path.startswith("opt/env/")]
     wanted = {
         path.removeprefix("opt/env/"): hashlib.sha256(content.read()).hexdigest()
-        for path, _, content in contents(images["gzip"], tree, ours, "gzip")
+        for path, _, content in contents(plain, tree, ours, "gzip")
     }
-    with podman_mount(reference) as mounted:
-        assert files(mounted / "opt/env") == wanted
+    tag = f"{registry.host}/readers/small:1"
+    for reference in (tag, names[1]):
+        with podman_mount(reference) as mounted:
+            assert files(mounted / "opt/env") == wanted
+            program = ["/opt/env/bin/python", "-c", "import six, dateutil; print(six.__version__)"]
+            assert run("chroot", mounted, *program).strip() == "1.16.0"
+    found = engine.pull(tag)  # Docker 20.10, which cannot read zstd
+    assert engine.run(found.id, ["python", "-c", "import six; print(six.__version__)"]).strip() == "1.16.0"
 
 
 @contextmanager

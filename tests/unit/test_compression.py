@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import zstandard
 
-from envbuild.errors import BuildError
+from envbuild.errors import BaseError, BuildError
 from envbuild.image.assembler import assemble, find_difference
 from envbuild.image.child import interpreter_of
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.rebase import named_compression
+from envbuild.lock.model import Lock
 from envbuild.oci.compression import GZIP, Compression
+from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_ZSTD, Image, canonical_json
+from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
+from envbuild.verify.image import Subject, base_finding
 from tests.fakes.registry import FakeRegistry
+from tests.fakes.trees import image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
 from tests.layers import WheelFiles
 from tests.unit.test_assemble import base, recipe
@@ -44,13 +49,16 @@ def as_found(image: Image) -> Image:
 
 
 @pytest.mark.parametrize(("text", "level"), [("gzip", 0), ("zstd", 3), ("zstd:1", 1), ("zstd:8", 8)])
-def test_it_is_read(text, level):
-    assert Compression.parse(text) == Compression(level)
-    assert Compression.parse(str(Compression(level))) == Compression(level)
+@pytest.mark.parametrize("ending", ["", "+base"])
+def test_it_is_read(text, level, ending):
+    found = Compression(level, base=bool(ending))
+    assert Compression.parse(text + ending) == found
+    assert Compression.parse(str(found)) == found
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gzip:6", "zstd:", "zstd:0", "zstd:10", "zstd:-1", "zstd:\u0663", "xz", "ZSTD", "zstd:1:1"]
+    "text",
+    ["", "gzip:6", "zstd:", "zstd:0", "zstd:10", "zstd:-1", "zstd:\u0663", "xz", "ZSTD", "zstd:1:1", "zstd+base+base"],
 )
 def test_what_is_none_is_refused(text):
     with pytest.raises(ValueError, match="neither"):
@@ -123,6 +131,95 @@ def test_an_annotation_that_is_none_is_refused(tmp_path):
     value["annotations"]["dev.envbuild.compression"] = "zstd:99"
     with pytest.raises(BuildError, match="zstd:99"):
         named_compression(replace(image, manifest=canonical_json(value)))
+
+
+def on_base(folder, made, compression: Compression, cache: str = "cache") -> tuple[Recipe, Base, Image]:
+    """An image on a base of two layers, of gzip and of zstd."""
+    below = image_of_layers(layer_of_tree({"a": b"a" * 9999}), layer_of_tree({"b": b"b" * 9999}, LAYER_ZSTD))
+    on = replace(base(), image=below)
+    wanted = recipe(*made, compression=compression, base_digest=on.digest)
+    kept = LayerCache(folder / cache, compression=compression)
+    return wanted, on, assemble(wanted, on, files(folder, *made), kept).image
+
+
+def unread(on: Base) -> Base:
+    """A base none of whose layers can be read."""
+
+    def never() -> Any:
+        raise AssertionError("a layer was read")
+
+    return replace(on, image=replace(on.image, layers=tuple(replace(it, open=never) for it in on.image.layers)))
+
+
+@pytest.mark.parametrize(("text", "kept"), [("zstd", 1), ("gzip", 0)])
+def test_a_base_is_compressed_anew_where_it_is_not_of_the_images_compression(tmp_path, text, kept):
+    made, anew = wheels(), Compression.parse(f"{text}+base")
+    _, _, plain = on_base(tmp_path, made, anew.plain)
+    wanted, on, image = on_base(tmp_path, made, anew)
+    assert {it["mediaType"] for it in of(image)["layers"]} == {anew.media_type}
+    assert (image.config, [it.diff_id for it in image.layers]) == (plain.config, [it.diff_id for it in plain.layers])
+    same = [one.descriptor == other.descriptor for one, other in zip(image.layers, plain.layers, strict=True)]
+    assert same == [number != 1 - kept for number in range(len(same))]
+    for layer in image.layers:
+        with layer.open() as file:
+            assert Digest.of(file.read()) == layer.descriptor.digest
+    assert named_compression(image) == anew
+    assert of(image)["annotations"]["org.opencontainers.image.base.digest"] == str(on.digest)
+    assert of(image)["annotations"]["dev.envbuild.environment"] != of(plain)["annotations"]["dev.envbuild.environment"]
+    assert on_base(tmp_path, made, anew, "elsewhere")[2].manifest == image.manifest
+    cache = LayerCache(tmp_path / "cache", compression=anew)
+    assert find_difference(as_found(image), wanted, on, cache) == ""
+    assert find_difference(as_found(image), wanted, on, LayerCache(tmp_path / "new", compression=anew)) == ""
+    assert find_difference(as_found(plain), wanted, on, cache) != ""
+
+
+def test_a_base_is_compressed_anew_once(tmp_path):
+    made, anew = wheels(), Compression.parse("zstd+base")
+    wanted, on, image = on_base(tmp_path, made, anew)
+    again = assemble(wanted, unread(on), WheelFiles({}), LayerCache(tmp_path / "cache", compression=anew)).image
+    assert again.manifest == image.manifest
+    assert [it.found for it in again.layers][:2] == ["cache", ""]
+
+
+def test_a_machine_without_the_base_takes_its_layers_from_the_registry(tmp_path):
+    made, anew = wheels(), Compression.parse("zstd+base")
+    wanted, on, image = on_base(tmp_path, made, anew)
+    with FakeRegistry() as registry:
+        push(image, at(registry), retry=FAST)
+        with shared(registry) as others:
+            cache = LayerCache(tmp_path / "cache", others, compression=anew)
+            cache.share(assemble(wanted, on, files(tmp_path, *made), cache).results)
+        with shared(registry) as others:
+            cache = LayerCache(tmp_path / "new", others, compression=anew)
+            again = assemble(wanted, unread(on), WheelFiles({}), cache).image
+    assert again.manifest == image.manifest
+    assert again.layers[0].found == "registry"
+
+
+def test_verifying_knows_a_base_by_its_content_only_where_it_was_compressed_anew(tmp_path):
+    made, anew = wheels(), Compression.parse("zstd+base")
+    lock = Lock(target=base().target, wheels=recipe(*made).wheels)
+    _, on, image = on_base(tmp_path, made, anew)
+    found = base_finding(Subject.of(image, on, lock))
+    assert (found.agrees, found.says.endswith("compressed anew")) == (True, True)
+    _, on, plain = on_base(tmp_path, made, ZSTD)
+    assert base_finding(Subject.of(plain, on, lock)).agrees
+    mixed = replace(plain, layers=(image.layers[0], *plain.layers[1:]))
+    assert not base_finding(Subject.of(mixed, on, lock)).agrees
+    other = replace(image.layers[0], diff_id=image.layers[1].diff_id)
+    assert not base_finding(Subject.of(replace(image, layers=(other, *image.layers[1:])), on, lock)).agrees
+
+
+def test_a_base_whose_layer_is_not_as_declared_is_not_compressed_anew(tmp_path):
+    bad = replace(layer_of_tree({"a": b"a"}), open=layer_of_tree({"a": b"b"}).open)
+    on = replace(base(), image=image_of_layers(bad))
+    with pytest.raises(BaseError, match="does not match the diff id"):
+        assemble(
+            recipe(compression=Compression(3, base=True)),
+            on,
+            WheelFiles({}),
+            LayerCache(tmp_path / "cache", compression=ZSTD),
+        )
 
 
 def test_a_wheel_in_pieces_above_the_batch_is_the_same_tar(tmp_path):

@@ -74,6 +74,16 @@ def stamped(site: Any, reference: str, role: str = "serve", gate: str | None = N
     return reference
 
 
+def test_an_image_of_two_compressions_is_the_models_by_tag_and_by_each_digest(site):
+    done = built(site, "manifest.json", "--stamp", "model", "--compression", "gzip,zstd")
+    name = done["image"].partition("@")[0]
+    digests = [done["digest"], *(it["digest"] for it in done["compressions"].values())]
+    for reference in (f"{name}:v1", *(f"{name}@{digest}" for digest in digests)):
+        checked = site("deploy-check", "model", reference, "--json")
+        assert checked.returncode == 0, checked.stdout
+        assert wrong(checked) == [("deploy-image", "note")]  # that it is the training image
+
+
 def wrong(done: Any) -> list[tuple[str, str]]:
     found = json.loads(done.stdout)["findings"]
     return [(it["rule"], it["severity"]) for it in found if not it["agrees"]]

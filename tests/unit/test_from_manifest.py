@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.lock.formats import read_pylock
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import MANIFEST, canonical_json, image_index
+from envbuild.oci.image import LAYER_GZIP, LAYER_ZSTD, MANIFEST, canonical_json, image_index
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.shared_cache import SharedCache
@@ -192,6 +192,49 @@ def test_two_platforms_give_an_index_of_two_images(both):
     assert again.stderr.count("nothing is built") == 2
     record = json.loads((both.folder / "model" / result["stamped"]).read_bytes())
     assert {it["reference"].partition("@")[2] for it in record["images"]} == tagged
+
+
+def test_two_compressions_give_an_index_of_both_for_each_platform_with_gzip_first(both):
+    with FakeRegistry() as registry:
+        place = f"{registry.host}/team/model"
+        push = ("--push", f"{place}:v1", "--stamp", "model", "--json")
+        done = both.build(*PLATFORMS, "--compression", "gzip,zstd:1", *push)
+        result = json.loads(done.stdout)
+        repository = registry.repositories["team/model"]
+        index = json.loads(repository.manifests[result["digest"]][1])
+        found = [json.loads(repository.manifests[it["digest"]][1]) for it in index["manifests"]]
+        tags = dict(repository.tags)
+        again = json.loads(both.build(*PLATFORMS, "--compression", "zstd:1,gzip", *push).stdout)
+    assert [it["platform"]["architecture"] for it in index["manifests"]] == ["amd64", "amd64", "arm64", "arm64"]
+    mark = {"io.github.containers.compression.zstd": "true"}
+    assert [it.get("annotations") for it in index["manifests"]] == [None, mark, None, mark]
+    assert [it["layers"][-1]["mediaType"] for it in found] == [LAYER_GZIP, LAYER_ZSTD] * 2
+    assert found[0]["config"] == found[1]["config"]
+    assert (result["image"], tags["v1"]) == (f"{place}@{result['digest']}", result["digest"])
+    digests = [it["digest"] for it in index["manifests"]]
+    assert {digest for tag, digest in tags.items() if tag.startswith("env-")} == set(digests)
+    compressions = [it["compressions"] for it in result["platforms"].values()]
+    assert [it[name]["digest"] for it in compressions for name in ("gzip", "zstd:1")] == digests
+    assert (again["digest"], again["stamped"]) == (result["digest"], result["stamped"])
+    record = json.loads((both.folder / "model" / result["stamped"]).read_bytes())
+    assert [it for image in record["images"] for it in (image["digest"], image["zstd"])] == digests
+    assert done.stderr.count("locking ") == len(PLATFORMS[1].split(","))
+
+
+def test_a_layout_has_both_compressions_and_an_engine_gets_gzip(site):
+    done = site.build("--compression", "gzip,zstd", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    image = read_layout(site.folder / "out", machine="x86_64")
+    assert image.layers[-1].descriptor.media_type == LAYER_GZIP
+    assert [it.name for it in (site.folder / "out").glob(f"blobs/sha256/{done.stdout.strip()[-64:]}")]
+    archived = site.build("--compression", "gzip,zstd", "--archive", "image.tar")
+    assert archived.stdout.strip() == f"image.tar@{image.digest}", archived.stderr
+
+
+@pytest.mark.parametrize("text", ["gzip,gzip", "zstd:1,zstd", "gzip,zstd,zstd:1", "gzip,", "gzip,xz"])
+def test_compressions_that_do_not_go_together_are_refused(site, text):
+    done = site.build("--compression", text)
+    assert (done.returncode, f"where: --compression {text}\n  do: " in done.stderr) == (2, True)
 
 
 def test_an_index_that_cannot_be_signed_moves_no_tag_of_it_or_of_its_images(both, tmp_path):

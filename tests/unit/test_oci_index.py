@@ -10,6 +10,7 @@ import pytest
 from envbuild.errors import BuildError
 from envbuild.oci.image import (
     INDEX,
+    LAYER_ZSTD,
     MANIFEST,
     Image,
     canonical_json,
@@ -41,6 +42,20 @@ def test_the_order_in_which_images_are_given_decides_nothing():
         "linux/arm/v7",
         "linux/arm64/v8",
     ]
+
+
+def test_of_one_platform_gzip_comes_first_and_zstd_is_marked():
+    zstd = replace(AMD.layers[-1], descriptor=replace(AMD.layers[-1].descriptor, media_type=LAYER_ZSTD))
+    layers = (*AMD.layers[:-1], zstd)
+    packed = replace(AMD, layers=layers, manifest=manifest_bytes(AMD.config, layers, {}))
+    made = image_index([packed, ARM, AMD])
+    assert made.images == (AMD, packed, ARM)
+    marks = [it.get("annotations") for it in json.loads(made.data)["manifests"]]
+    assert marks == [None, {"io.github.containers.compression.zstd": "true"}, None]
+    alone = json.loads(image_index([packed, ARM]).data)["manifests"]  # as it was before
+    assert not any("annotations" in it for it in alone)
+    with pytest.raises(BuildError, match="each for another platform"):
+        image_index([packed, packed])
 
 
 def test_it_says_what_the_specification_asks_for():

@@ -39,6 +39,7 @@ def site(tmp_path, monkeypatch, capsys):
         ((*SERVE, *APP, "--embed-model"), "--embed-model, a manifest"),
         ((*SERVE, *APP, "--builder", "docker"), "--builder docker, envbuild serve"),
         ((*SERVE, *APP, "--platform", "linux/amd64,linux/arm64"), "--platform linux/amd64,linux/arm64, envbuild serve"),
+        ((*SERVE, *APP, "--compression", "zstd:1,gzip"), "--compression gzip,zstd:1, envbuild serve"),
         ((*SERVE, *APP, "--template", "app"), "--template app, --role serve"),
         ((*SERVE, *APP, "--stamp", "model", "--no-stamp"), "--stamp, --no-stamp"),
         ((*OWN, "--extra", "fastapi", "--slim"), "--server tf-serving, --extra, --slim"),

@@ -12,6 +12,7 @@ from envbuild.capture.model import model_facts
 from envbuild.lock.formats import pylock_text, read_pylock
 from envbuild.lock.model import Lock
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import LAYER_ZSTD
 from envbuild.stamp.history import read_stamp
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
@@ -95,6 +96,19 @@ def test_it_is_made_again_with_the_compression_that_it_was_made_with(site, train
     shutil.rmtree(site.folder / "trained")
     result = site.says(*site.words("--out", "other", "--compression", served))
     assert result["parent"].endswith(image["digest"])
+
+
+def test_it_is_made_again_with_its_base_compressed_as_it_was(site):
+    plain = site.train()
+    assert site.train("--recompress-base")["digest"] == plain["digest"]  # the base is of gzip already
+    packed = site.train("--compression", "zstd", "--recompress-base")
+    stamp_now = read_stamp("model")
+    assert stamp_now is not None
+    assert [str(it.compression) for it in stamp_now.images] == ["zstd:3+base"]
+    blob = site.folder / f"trained/blobs/sha256/{packed['digest'][-64:]}"
+    assert {it["mediaType"] for it in json.loads(blob.read_bytes())["layers"]} == {LAYER_ZSTD}
+    shutil.rmtree(site.folder / "trained")
+    assert site.says(*site.words("--out", "other"))["parent"].endswith(packed["digest"])
 
 
 def test_of_a_manifest_the_training_image_is_stamped_with_its_compression(site):

@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.cli.commands import run
 from envbuild.oci.compression import Compression
+from envbuild.oci.digest import Digest
 from envbuild.stamp.history import read_history
 from envbuild.stamp.record import ModelFiles, StampedFile, read_record, record_bytes, record_name
 from envbuild.stamp.stamping import stamp
@@ -49,7 +50,9 @@ def test_the_schema_knows_every_key_that_is_written(tmp_path):
     model = InFolder(tmp_path)  # noqa: F811
     file = StampedFile(path="w", size=1, sha256="a" * 64, crc32c="AAAAAA==", generation=1)
     content = ModelFiles(files=(file,), file_count=1, forced="w is new")
-    item = entry(tag="v1", relation="verified-compatible", gate="untried", compression=Compression(3))
+    item = entry(
+        tag="v1", relation="verified-compatible", gate="untried", compression=Compression(3), zstd=Digest("f" * 64)
+    )
     stamp(model.uri, item, manifest=b"{}", lock=b"lock", now=NOW, content=content)
     (record,) = records(model.uri)
     VALIDATOR.validate(record)
@@ -72,6 +75,7 @@ def test_the_schema_knows_every_key_that_is_written(tmp_path):
         (["created"], "yesterday"),
         (["by"], None),
         (["images", 0, "compression"], "gzip"),
+        (["images", 0, "compression"], "zstd:3+all"),
         (["anchor"], {"name": "saved_model.pb"}),
     ],
 )

@@ -68,7 +68,7 @@ class LayerCache:
         on_damage: Callable[[str], object] = lambda _line: None,
         compression: Compression = GZIP,
     ) -> None:
-        self.compression = compression
+        self.compression = compression.plain
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
         self._shared, self._on_damage = shared, on_damage
         self._used: dict[Digest, Any] = {}
