@@ -19,6 +19,7 @@ from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
+from envbuild.oci.blobs import kept
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference
@@ -141,17 +142,20 @@ def assemble_extension(
         yield child
 
 
-def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
+def compiling_for(parent: Parent, cache: Path, report: Reporter, folder: Path | None = None) -> Compiling | None:
     """Return the compiler of a child's bytecode: the interpreter of its parent's base; None for another machine.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
-    where no earlier run here did so. BaseError, RegistryError where they cannot be;
-    BuildError from the result where the interpreter turns out not to run here.
+    where no earlier run here did so; `folder` keeps them while it is there, so that each is fetched once.
+    BaseError, RegistryError where they cannot be; BuildError from the result where the interpreter turns out not to
+    run here.
     """
     base = base_of(parent)
     if reason := runs_here(base.target.machine):
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
+    if folder:
+        base = replace(base, image=kept(base.image, folder))
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)

@@ -6,7 +6,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO, FileIO
 from pathlib import Path
@@ -15,7 +15,18 @@ from typing import BinaryIO, Self
 from envbuild.errors import BuildError
 from envbuild.files import is_no_file, settle, share, written_aside
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Content, Descriptor, ImageIndex, Opener, images_of
+from envbuild.oci.image import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    Content,
+    Descriptor,
+    Image,
+    ImageIndex,
+    Layer,
+    Opener,
+    images_of,
+)
 
 READ_ONLY = 0o444
 _CHUNK = 1 << 20
@@ -99,6 +110,23 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
         if is_no_file(error):
             return True
         raise
+
+
+def kept(image: Image, folder: Path) -> Image:
+    """Return the image with layers whose bytes come from afar once: the first reading leaves them in a folder.
+
+    Once the folder is gone they come from afar again.
+    """
+
+    def opened(layer: Layer) -> BinaryIO:
+        if not folder.is_dir():
+            return layer.open()
+        path = folder / layer.descriptor.digest.hex
+        place_blob(Blob(layer.descriptor, layer.open), path)
+        return open_file(path)
+
+    layers = (replace(it, open=partial(opened, it)) if it.origin else it for it in image.layers)
+    return replace(image, layers=tuple(layers))
 
 
 def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Blobs in a layout: shared with the cache once they were read, and replaced where they are damaged."""
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from io import BytesIO
@@ -10,7 +11,7 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.files import share
-from envbuild.oci.blobs import is_blob
+from envbuild.oci.blobs import is_blob, kept
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_archive, write_layout
 from envbuild.registry.transport import verified_chunks
@@ -159,3 +160,26 @@ def test_a_share_replaces_what_is_there_whole(tmp_path):
     assert share(tmp_path / "a", tmp_path / "b", mode=0o444)
     assert not share(tmp_path / "absent", tmp_path / "b", mode=0o444)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_layers_from_afar_are_fetched_once_while_there_is_a_folder_for_them(tmp_path):
+    image, fetched, folder = image_of([b"one" * 999, b"two" * 999]), list[int](), tmp_path / "kept"
+
+    def far(place: int, layer: Layer) -> Layer:
+        return replace(layer, origin="host/name", open=lambda: fetched.append(place) or layer.open())  # type: ignore[func-returns-value]
+
+    folder.mkdir()
+    image = kept(replace(image, layers=tuple(far(*it) for it in enumerate(image.layers))), folder)
+
+    def read() -> list[bytes]:
+        found = []
+        for layer in image.layers:
+            with layer.open() as file:
+                found.append(file.read())
+        return found
+
+    content = read()
+    assert (read(), fetched) == (content, [0, 1])
+    shutil.rmtree(folder)
+    assert read() == content
+    assert (fetched, folder.exists()) == ([0, 1, 0, 1], False)
