@@ -207,8 +207,9 @@ def _check_tags(builder: Builder) -> None:
 def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources: ExitStack) -> Base:
     def pull_once(reference: Reference, machine: str) -> Image:
         image = pull(reference, machine=machine)
-        # Its files are read twice: for the facts, and to run the interpreter.
-        return kept(image, resources.enter_context(workplace(request.cache))) if request.bytecode else image
+        if request.bytecode:  # its files are read twice: for the facts, and to run the interpreter
+            image = kept(image, resources.enter_context(workplace(request.cache)), request.cache)
+        return image
 
     report.step(f"base {plan.base}")
     base = resolve_base(

@@ -155,7 +155,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter, folder: Path | 
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
     if folder:
-        base = replace(base, image=kept(base.image, folder))
+        base = replace(base, image=kept(base.image, folder, cache))
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)

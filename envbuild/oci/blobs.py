@@ -112,18 +112,22 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
         raise
 
 
-def kept(image: Image, folder: Path) -> Image:
+def kept(image: Image, folder: Path, cache: Path) -> Image:
     """Return the image with layers whose bytes come from afar once: the first reading leaves them in a folder.
 
-    Once the folder is gone they come from afar again.
+    Those that this machine made are taken from the cache. Where the folder is gone or full they come from afar again.
     """
+    made = cache / "blobs" / "sha256"
 
     def opened(layer: Layer) -> BinaryIO:
-        if not folder.is_dir():
-            return layer.open()
-        path = folder / layer.descriptor.digest.hex
-        place_blob(Blob(layer.descriptor, layer.open), path)
-        return open_file(path)
+        name = layer.descriptor.digest.hex
+        with suppress(OSError):
+            if is_blob(made / name, layer.descriptor):
+                return open_file(made / name)
+            if folder.is_dir():
+                place_blob(Blob(layer.descriptor, layer.open), folder / name)
+                return open_file(folder / name)
+        return layer.open()
 
     layers = (replace(it, open=partial(opened, it)) if it.origin else it for it in image.layers)
     return replace(image, layers=tuple(layers))

@@ -38,7 +38,7 @@ from envbuild.verify.environment import (
     slim_finding,
 )
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sources.image import DEFAULT_PATH
+from envbuild.verify.sources.image import DEFAULT_PATH, model_place
 
 _WHOLE: Mapping[str, Severity] = {
     "PYTHONHOME": "error",
@@ -316,11 +316,10 @@ def prove_sharing(
     assembled so that they replace no file below: then the digests prove it, and no layer is read. BuildError for a
     layer that cannot be read, RegistryError for one that cannot be fetched.
     """
-    images, settings = _Images(train, serve), (Settings.of(train), Settings.of(serve))
-    same = images.begins and settings[0].deciding == settings[1].deciding
-    if same and not images.added:
+    images = _Images(train, serve)
+    if images.same and not images.added:
         return (_sharing(images, f"serving has training's {images.shared} layers, and no other"),)
-    if same and on_top is not None:
+    if images.same and on_top is not None:
         return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, on_top)
     reader = LayerReader((*train.layers, *serve.layers, *images.added), report)
 
@@ -328,14 +327,26 @@ def prove_sharing(
         reader.announce(f"reading {name}'s layers", layers)
         return [(str(it.descriptor.digest), reader.read(it, f"the {name} image")) for it in layers]
 
-    if same:
+    if images.same:
         added = read(images.added, "serving")
-        if all(is_outside(it, settings[1].places) for _, it in added):
+        if all(is_outside(it, Settings.of(serve).places) for _, it in added):
             return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, ())
     before = Environment(read(train.layers, "training"))
     after = Environment(read(serve.layers, "serving"))
-    pair = ImagePair(before=before, after=after, train=settings[0], serve=settings[1])
+    pair = ImagePair(before=before, after=after, train=Settings.of(train), serve=Settings.of(serve))
     return *_differences(images, before, after), *precedence_findings(pair)
+
+
+def stands_on(train: Image, serve: Image, report: Report) -> bool:
+    """Whether serving is training's layers, and others that leave Python, the system and the model alone.
+
+    Only those others are read; errors as `prove_sharing`.
+    """
+    images, settings = _Images(train, serve), Settings.of(serve)
+    model = model_place(settings.variables, settings.folder).path
+    places, reader = (*settings.places, *([model] if model else [])), LayerReader(images.added, report)
+    reader.announce("reading layers on top", images.added)
+    return images.same and all(is_outside(reader.read(it, "an image"), places) for it in images.added)
 
 
 def other_distributions(train: Image, serve: Image) -> tuple[str, ...]:
@@ -377,6 +388,11 @@ class _Images:
     def begins(self) -> bool:
         """Whether serving has all of training's layers below its own."""
         return self.shared == len(self.train.layers)
+
+    @property
+    def same(self) -> bool:
+        """Whether the same Python starts and finds the same files, unless a layer on top changes them."""
+        return self.begins and Settings.of(self.train).deciding == Settings.of(self.serve).deciding
 
     @property
     def added(self) -> tuple[Layer, ...]:

@@ -169,7 +169,7 @@ def test_layers_from_afar_are_fetched_once_while_there_is_a_folder_for_them(tmp_
         return replace(layer, origin="host/name", open=lambda: fetched.append(place) or layer.open())  # type: ignore[func-returns-value]
 
     folder.mkdir()
-    image = kept(replace(image, layers=tuple(far(*it) for it in enumerate(image.layers))), folder)
+    image = kept(replace(image, layers=tuple(far(*it) for it in enumerate(image.layers))), folder, tmp_path)
 
     def read() -> list[bytes]:
         found = []
@@ -183,3 +183,9 @@ def test_layers_from_afar_are_fetched_once_while_there_is_a_folder_for_them(tmp_
     shutil.rmtree(folder)
     assert read() == content
     assert (fetched, folder.exists()) == ([0, 1, 0, 1], False)
+    made = tmp_path / "blobs" / "sha256" / image.layers[0].descriptor.digest.hex  # as the cache has it
+    made.parent.mkdir(parents=True)
+    for data in (b"damaged", content[0]):
+        made.write_bytes(data)
+        assert read() == content
+    assert fetched[4:] == [0, 1, 1]

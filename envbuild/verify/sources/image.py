@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import IO, Any, Literal
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
@@ -99,13 +99,31 @@ class _Config:
     """Where programs start."""
 
 
+def side_of_config(image: Image, name: str, *, machine: str) -> Side:
+    """Return what an image's config says; no layer is read. BuildError where it cannot be read.
+
+    A container may have more variables, and other values.
+    """
+    config = _config(image, name)
+    variant = config.labels.get(_VARIANT)
+    return Side(
+        name=name,
+        kind="image",
+        system=_SYSTEMS.get(config.system.lower()),
+        machine=_MACHINES.get(config.architecture, machine),
+        slim=frozenset(filter(None, config.labels.get(SLIM_LABEL, "").split(","))),
+        variant="gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None,
+        variables=config.variables,
+        names=frozenset(config.variables),
+    )
+
+
 def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> Side:
     """Read every layer, in memory that grows with the number of files alone.
 
-    Variables are those of the config; a container may have more, and other values. BuildError where config
-    or layers cannot be read; RegistryError where they cannot be fetched.
+    BuildError where config or layers cannot be read; RegistryError where they cannot be fetched.
     """
-    config = _config(image, name)
+    side, config = side_of_config(image, name, machine=machine), _config(image, name)
     place = model_place(config.variables, config.folder)
     tree = files_of(image.layers, place, name, report)
     python = _interpreter(tree, config)
@@ -114,28 +132,20 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> S
     cuda, cudnn = _system_cuda(tree)
     libc_version = next((_text(tree, it) for it in sorted(tree) if _GLIBC.fullmatch(it) and tree[it].text), None)
     libc = "glibc" if libc_version else "musl" if any(map(_MUSL.fullmatch, tree)) else None
-    system, variant = _SYSTEMS.get(config.system.lower()), config.labels.get(_VARIANT)
-    by_label: Literal["gpu", "cpu"] | None = "gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None
     # something may be a Python that neither command nor PATH leads to
     pythons = any(node.kind in ("file", "link") and _INTERPRETER.fullmatch(path) for path, node in tree.items())
-    return Side(
-        name=name,
-        kind="image",
+    return replace(
+        side,
         python=python.version if python else None,
         implementation="cpython" if python else None,
-        pythonless=python is None and system == "Linux" and not pythons,
-        system=system,
-        machine=_MACHINES.get(config.architecture, machine),
+        pythonless=python is None and side.system == "Linux" and not pythons,
         libc=libc,
         libc_version=libc_version,
         packages=packages,
-        slim=frozenset(filter(None, config.labels.get(SLIM_LABEL, "").split(","))),
         frameworks=tuple(_as_built(it, tree, python, config.labels) for it in built.frameworks),
         cuda=built.cuda or cuda,
         cudnn=built.cudnn or cudnn,
-        variant=by_label or built.variant or ("gpu" if cuda and built.frameworks else None),
-        variables=config.variables,
-        names=frozenset(config.variables),
+        variant=side.variant or built.variant or ("gpu" if cuda and built.frameworks else None),
         model=model_inside(tree, place, name),
     )
 
