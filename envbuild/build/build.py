@@ -207,9 +207,8 @@ def _check_tags(builder: Builder) -> None:
 def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources: ExitStack) -> Base:
     def pull_once(reference: Reference, machine: str) -> Image:
         image = pull(reference, machine=machine)
-        if request.bytecode:  # its files are read twice: for the facts, and to run the interpreter
-            image = kept(image, resources.enter_context(workplace(request.cache)), request.cache)
-        return image
+        # Facts, bytecode, the import check and a push to another registry read its layers, each for itself.
+        return kept(image, resources.enter_context(workplace(request.cache)), request.cache)
 
     report.step(f"base {plan.base}")
     base = resolve_base(
