@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.sources import Kind
+    from envbuild.verify.sources.image import Known
     from envbuild.verify.targets import Target
 
 FORMS: Final = (
@@ -124,6 +125,8 @@ class TargetReader:
     """What stamps of models have to prove."""
     images: "dict[str, Image]" = field(default_factory=dict)
     """Several images of a comparison, by name."""
+    layers: "Known" = field(default_factory=dict)
+    """What was read of images."""
 
     def read_all(self, texts: Sequence[str]) -> "list[Target]":
         """Read the targets of a comparison with the first.
@@ -189,7 +192,7 @@ class TargetReader:
         from envbuild.verify.targets import Target
 
         image = self.images.get(name) or self._open(name)
-        side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
+        side = side_of_image(image, name, machine=self.machine, report=self.progress.progress, known=self.layers)
         return Target(side=side, image=image, reference=_reference(name))
 
     def _open(self, name: str) -> "Image":

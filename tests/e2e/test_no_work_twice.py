@@ -110,7 +110,8 @@ def test_bytecode_reads_the_base_once_and_another_repository_mounts_what_this_ma
 def test_serving_reads_no_layer_of_training_and_again_nothing_at_all(shop):
     served, _, read = shop.serve("--extra", "web")
     assert max(read) < SMALL
-    for base in ([], shop.layers("one")[:1]):  # which a machine that knows nothing reads for its interpreter
+    nothing: list[int] = []
+    for base in (nothing, shop.layers("one")[:1]):  # which a machine that knows nothing reads for its interpreter
         again, said, read = shop.serve("--extra", "web")
         assert (again, "0 bytes sent to the registry" in said) == (served, True)
         assert [size for size in read if size > SMALL] == base

@@ -209,6 +209,26 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     assert not read & layers
 
 
+def test_verify_reads_layers_that_both_images_begin_with_only_where_others_may_change_them(site):
+    layers = [str(it.descriptor.digest) for it in pulled(site).layers]
+    shutil.rmtree(site.folder / "cache")  # it has those that were made here
+    plain, model, patched = (
+        pushed(site, on_top(pulled(site), SERVER, tree), f"{name}:1")
+        for name, tree in (
+            ("plain", {"app/v": b"2"}),
+            ("model", {"model/": 0o755, "model/a.pb": b"a"}),
+            ("patched", PATCH),
+        )
+    )
+    for given, code, count in (((plain,), 0, 0), ((plain, model), 0, 1), ((patched,), 16, 1)):
+        site.registry.requests.clear()
+        done = site("verify", site.train, *given)
+        assert done.returncode == code, done.stderr
+        assert "layers: serving begins with training's" in done.stdout
+        read = [it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")]
+        assert [read.count(it) for it in layers] == [count] * len(layers)
+
+
 def test_a_tag_that_has_moved_is_refused_and_the_digest_still_serves(site):
     image = on_top(pulled(site), SERVER)
     reference = stamped(site, pushed(site, image))
