@@ -142,7 +142,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
             # Tags are set after the attachments.
             pushed = push(image, replace(push_to, tag=None), report=report, cache=request.cache)
             if made:
-                cache.share(made.results)
+                cache.share({key: it for key, it in made.results.items() if key not in plan.own})
         layout, loaded = place(request, image, report, pushed=pushed is not None)
     return ServeResult(
         origin=origin,
@@ -169,6 +169,8 @@ class _Plan:
     addition: Addition
     compiling: Compiling | None
     recipe: Digest
+    own: frozenset[Digest]
+    """Keys of layers with the model or the application, which no other image needs."""
 
 
 def _slimmed(
@@ -225,14 +227,16 @@ def _plan(
         compiling = compiling_for(parent, cache, report, until.enter_context(workplace(cache)))
     config = asdict(replace(addition, contents=()))
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
+    hashed = [hash_content(it) for it in addition.contents]
+    files = [[it.line, str(it.key)] for it in hashed]
     compiler = compiled_by(compiling.identity) if compiling else ""
     compression = order.build_request.compression
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
     value += [str(compression)] if compression != GZIP else []
     recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
-    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
+    own = frozenset(it.key for it in hashed)
+    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe, own=own)
 
 
 def _contents(

@@ -121,6 +121,8 @@ def test_the_second_time_nothing_is_made_or_pushed_and_the_stamp_is_the_same(sit
     trained = site.trained()
     site.registry.requests.clear()
     first = site.served("--extra", "web")
+    shared = [it for it in site.registry.repositories["serving"].tags if it.startswith("layer-")]
+    assert len(shared) == 1, "web and wire, and not the application"
     shutil.rmtree(site.folder / "cache")
     before = len(site.registry.seen("PUT"))
     again = site.served("--extra", "web")
