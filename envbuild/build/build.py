@@ -20,7 +20,7 @@ from envbuild.build.outputs import (
     write_outputs,
 )
 from envbuild.build.request import BuildRequest, BuildResult, Plan, PlatformImage, make_plans
-from envbuild.cache import prune, size_limit, workplace
+from envbuild.cache import prune, size_limit
 from envbuild.errors import UsageError, counted
 from envbuild.image.bytecode.compiler import compiled_by
 from envbuild.image.config import inner_config, variables_of
@@ -206,9 +206,9 @@ def _check_tags(builder: Builder) -> None:
 
 def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources: ExitStack) -> Base:
     def pull_once(reference: Reference, machine: str) -> Image:
-        image = pull(reference, machine=machine)
         # Facts, bytecode, the import check and a push to another registry read its layers, each for itself.
-        return kept(image, resources.enter_context(workplace(request.cache)), request.cache)
+        [image] = kept([pull(reference, machine=machine)], request.cache, resources)
+        return image
 
     report.step(f"base {plan.base}")
     base = resolve_base(

@@ -1,7 +1,7 @@
 """What a build that is like an earlier one goes by: the base that the earlier one's lock names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,11 @@ def assemble_extension(
         yield child
 
 
-def compiling_for(parent: Parent, cache: Path, report: Reporter, folder: Path | None = None) -> Compiling | None:
+def compiling_for(parent: Parent, cache: Path, report: Reporter, until: ExitStack | None = None) -> Compiling | None:
     """Return the compiler of a child's bytecode: the interpreter of its parent's base; None for another machine.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
-    where no earlier run here did so; `folder` keeps them while it is there, so that each is fetched once.
+    where no earlier run here did so; they are kept until the end of `until`, so that each is fetched once.
     BaseError, RegistryError where they cannot be; BuildError from the result where the interpreter turns out not to
     run here.
     """
@@ -154,8 +154,9 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter, folder: Path | 
     if reason := runs_here(base.target.machine):
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
-    if folder:
-        base = replace(base, image=kept(base.image, folder, cache))
+    if until:
+        [image] = kept([base.image], cache, until)
+        base = replace(base, image=image)
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)

@@ -134,7 +134,6 @@ class TargetReader:
         Images that begin with all of its layers, and change nothing of them, are compared without reading these. Of
         other images each layer is fetched once, unless it was made here.
         """
-        from envbuild.cache import workplace
         from envbuild.files import cache_folder
         from envbuild.manifest.model import Contract
         from envbuild.oci.blobs import kept
@@ -144,8 +143,8 @@ class TargetReader:
 
         names = [name for kind, name in map(kind_of, texts) if kind == "image"]
         if len(names) > 1:
-            folder, cache = self.stack.enter_context(workplace(cache_folder())), cache_folder()
-            self.images.update({it: kept(self._open(it), folder, cache) for it in dict.fromkeys(names)})
+            opened = kept([self._open(it) for it in names], cache_folder(), self.stack)
+            self.images.update(zip(names, opened, strict=True))
         if len(names) == len(texts) > 1:
             one, *others = names
             report, images = self.progress.progress, self.images

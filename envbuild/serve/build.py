@@ -11,7 +11,6 @@ from envbuild.build.build import lock_options, prepare_destinations
 from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
-from envbuild.cache import workplace
 from envbuild.errors import RegistryError, UsageError, VerifyError, counted
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
@@ -224,7 +223,7 @@ def _plan(
     addition = add_startup_check(addition, above, order.cmd or server.cmd)
     compiling, cache = None, order.build_request.cache
     if order.build_request.bytecode:
-        compiling = compiling_for(parent, cache, report, until.enter_context(workplace(cache)))
+        compiling = compiling_for(parent, cache, report, until)
     config = asdict(replace(addition, contents=()))
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
     hashed = [hash_content(it) for it in addition.contents]
