@@ -28,6 +28,7 @@ T = TypeVar("T")
 KINDS = {
     "wheels": "wheels from indexes",
     "blobs": "layers, as they are pushed",
+    "pushed": "repositories that have layers",
     "layers": "layers of environments by key",
     "notes": "paths that several wheels have",
     "facts": "metadata of wheels",

@@ -106,7 +106,11 @@ class Assembler(Builder):
             return
         trust_registry = self.request.remote_cache
         with Upload(
-            self.push_to, report=self.report, on_sent=self._publish_early, trust_registry=trust_registry
+            self.push_to,
+            report=self.report,
+            on_sent=self._publish_early,
+            trust_registry=trust_registry,
+            cache=self.request.cache,
         ) as upload:
             try:
                 yield upload

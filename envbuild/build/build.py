@@ -31,8 +31,10 @@ from envbuild.image.layers.writer import check_library
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
 from envbuild.lock.settings import IndexSettings
+from envbuild.oci.blobs import kept
 from envbuild.oci.compression import GZIP, Compression
-from envbuild.oci.image import Content, ImageIndex, joined
+from envbuild.oci.image import Content, Image, ImageIndex, joined
+from envbuild.oci.reference import Reference
 from envbuild.recipe import Base, make_recipe
 from envbuild.registry.artifact_registry import ensure_repository
 from envbuild.registry.pull import pull
@@ -98,11 +100,11 @@ def _prepare_builder(
     resources: ExitStack,
 ) -> Builder:
     """Resolve the base, lock the wheels and the system packages, and return the builder of one platform's image."""
-    base = _resolve_base(request, plan, report)
+    base = _resolve_base(request, plan, report, resources)
     if request.imported_only:
         found = _plan_needed(request, plan, base.target, settings, report)
         before, after = ((it.base, it.stack.glibc_minimum, it.stack.python) for it in (plan, found))
-        plan, base = found, base if before == after else _resolve_base(request, found, report)
+        plan, base = found, base if before == after else _resolve_base(request, found, report, resources)
     locked = _lock_wheels(request, plan, base.target, settings, report)
     variables = variables_of(inner_config(base)) | dict(plan.stack.variables)
     there = side_of_lock(locked.lock, "the locked environment", variables)
@@ -232,13 +234,18 @@ def _check_tags(builder: Builder) -> None:
         check_tag(replace(builder.push_to, tag=tag), environment)
 
 
-def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter) -> Base:
+def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources: ExitStack) -> Base:
+    def pull_once(reference: Reference, machine: str) -> Image:
+        # Facts, bytecode, the import check and a push to another registry read its layers, each for itself.
+        [image] = kept([pull(reference, machine=machine)], request.cache, resources)
+        return image
+
     report.step(f"base {plan.base}")
     base = resolve_base(
         plan.base,
         machine=plan.stack.machine,
         cache=request.cache,
-        pull=lambda reference, machine: pull(reference, machine=machine),
+        pull=pull_once,
         report=report,
         wanted_python=plan.stack.python,
     )

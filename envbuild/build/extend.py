@@ -1,7 +1,7 @@
 """What a build that is like an earlier one goes by: the base that the earlier one's lock names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
+from envbuild.oci.blobs import kept
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference
@@ -141,17 +142,21 @@ def assemble_extension(
         yield child
 
 
-def compiling_for(parent: Parent, cache: Path, report: Reporter) -> Compiling | None:
+def compiling_for(parent: Parent, cache: Path, report: Reporter, until: ExitStack | None = None) -> Compiling | None:
     """Return the compiler of a child's bytecode: the interpreter of its parent's base; None for another machine.
 
     Then a warning says so, and the child has no bytecode. Of the parent only the base's layers are read, and only
-    where no earlier run here did so. BaseError, RegistryError where they cannot be;
-    BuildError from the result where the interpreter turns out not to run here.
+    where no earlier run here did so; they are kept until the end of `until`, so that each is fetched once.
+    BaseError, RegistryError where they cannot be; BuildError from the result where the interpreter turns out not to
+    run here.
     """
     base = base_of(parent)
     if reason := runs_here(base.target.machine):
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
+    if until:
+        [image] = kept([base.image], cache, until)
+        base = replace(base, image=image)
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)
     found = replace(base, python_path=facts.python_path, interpreter=facts.interpreter)

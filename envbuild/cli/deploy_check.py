@@ -116,7 +116,7 @@ def _findings(
 
     name = given if isinstance(given, str) else f"docker://{given}"
     with open_image(name, machine=machine, cache=cache_folder(), report=progress) as image:
-        found = tuple(deploy_findings(model, given, image, progress.progress))
+        found = tuple(deploy_findings(model, given, image, progress))
         if isinstance(given, str):
             return f"{split_digest(given)[0]}@{image.digest}", found
         return str(given.at(digest_of(image))), found

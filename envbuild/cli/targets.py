@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
@@ -16,10 +16,12 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.manifest.model import Contract, TrainingManifest
+    from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
     from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
     from envbuild.verify.sources import Kind
+    from envbuild.verify.sources.image import Known
     from envbuild.verify.targets import Target
 
 FORMS: Final = (
@@ -121,6 +123,36 @@ class TargetReader:
     progress: Progress
     proof: "Proof | None" = None
     """What stamps of models have to prove."""
+    images: "dict[str, Image]" = field(default_factory=dict)
+    """Several images of a comparison, by name."""
+    layers: "Known" = field(default_factory=dict)
+    """What was read of images."""
+
+    def read_all(self, texts: Sequence[str]) -> "list[Target]":
+        """Read the targets of a comparison with the first.
+
+        Images that begin with all of its layers, and change nothing of them, are compared without reading these. Of
+        other images each layer is fetched once, unless it was made here.
+        """
+        from envbuild.files import cache_folder
+        from envbuild.manifest.model import Contract
+        from envbuild.oci.blobs import kept
+        from envbuild.verify.sharing import stands_on
+        from envbuild.verify.sources.image import side_of_config
+        from envbuild.verify.targets import Target
+
+        names = [name for kind, name in map(kind_of, texts) if kind == "image"]
+        if len(names) > 1:
+            opened = kept([self._open(it) for it in names], cache_folder(), self.stack)
+            self.images.update(zip(names, opened, strict=True))
+        if len(names) == len(texts) > 1:
+            one, *others = names
+            report, images = self.progress.progress, self.images
+            if all(stands_on(images[one], images[it], report) for it in others):
+                sides = [side_of_config(images[it], it, machine=self.machine) for it in names]
+                return [Target(side=it, image=images[it.name], reference=_reference(it.name)) for it in sides]
+        first = self.read(texts[0], Contract())
+        return [first, *(self.read(it, first.side.contract) for it in texts[1:])]
 
     def read(self, text: str, contract: "Contract") -> "Target":
         """Read one target; of a host, whether it has what the contract names."""
@@ -155,15 +187,19 @@ class TargetReader:
                 return Target(side=side_of_host(self._environment(), contract, visible=visible))
 
     def _image(self, name: str) -> "Target":
-        from envbuild.diff.images import open_image
-        from envbuild.files import cache_folder
         from envbuild.verify.sources.image import side_of_image
         from envbuild.verify.targets import Target
 
-        cache = cache_folder()
-        image = self.stack.enter_context(open_image(name, machine=self.machine, cache=cache, report=self.progress))
-        side = side_of_image(image, name, machine=self.machine, report=self.progress.progress)
+        image = self.images.get(name) or self._open(name)
+        side = side_of_image(image, name, machine=self.machine, report=self.progress.progress, known=self.layers)
         return Target(side=side, image=image, reference=_reference(name))
+
+    def _open(self, name: str) -> "Image":
+        from envbuild.diff.images import open_image
+        from envbuild.files import cache_folder
+
+        report, cache = self.progress, cache_folder()
+        return self.stack.enter_context(open_image(name, machine=self.machine, cache=cache, report=report))
 
     def _environment(self) -> "TrainingManifest | None":
         if self.python is None:

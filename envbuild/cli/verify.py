@@ -179,12 +179,9 @@ def _findings(
     targets: list[str], reader: TargetReader, options: VerifyOptions
 ) -> "tuple[tuple[Finding, ...], EnvbuildError | None]":
     """Compare the targets; return what was found, and the error that ended the golden part."""
-    from envbuild.manifest.model import Contract
     from envbuild.verify.targets import verify_targets
 
-    progress = reader.progress
-    first = reader.read(targets[0], Contract())
-    opened = [first, *(reader.read(text, first.side.contract) for text in targets[1:])]
+    progress, opened = reader.progress, reader.read_all(targets)
     golden_part = _golden_findings(opened, reader, run_=options.run_) if options.golden else iter(())
     progress.step("comparing them")
     findings = list(verify_targets(opened, progress.progress))

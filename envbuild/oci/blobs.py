@@ -4,18 +4,30 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO, FileIO
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from envbuild.cache import workplace
 from envbuild.errors import BuildError
 from envbuild.files import is_no_file, settle, share, written_aside
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Content, Descriptor, ImageIndex, Opener, images_of
+from envbuild.oci.image import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    Content,
+    Descriptor,
+    Image,
+    ImageIndex,
+    Layer,
+    Opener,
+    images_of,
+)
 
 READ_ONLY = 0o444
 _CHUNK = 1 << 20
@@ -99,6 +111,35 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
         if is_no_file(error):
             return True
         raise
+
+
+def kept(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
+    """Return images with layers whose bytes come from afar once: the first reading leaves them in a folder.
+
+    Those that this machine made are taken from the cache. Where it cannot be written, is full, or `until` has closed,
+    they come from afar again.
+    """
+    made = cache / "blobs" / "sha256"
+    try:
+        folder = until.enter_context(workplace(cache))
+    except OSError:  # the cache may only be read
+        folder = made
+
+    def opened(layer: Layer) -> BinaryIO:
+        name = layer.descriptor.digest.hex
+        with suppress(OSError):
+            if is_blob(made / name, layer.descriptor):
+                return open_file(made / name)
+            if folder.is_dir():
+                place_blob(Blob(layer.descriptor, layer.open), folder / name)
+                return open_file(folder / name)
+        return layer.open()
+
+    def keep(image: Image) -> Image:
+        layers = (replace(it, open=partial(opened, it)) if it.origin else it for it in image.layers)
+        return replace(image, layers=tuple(layers))
+
+    return list(map(keep, images))
 
 
 def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:

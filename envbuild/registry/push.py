@@ -10,8 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO, FileIO
-from typing import Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
+from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BuildError, RegistryError, UsageError
 from envbuild.oci.blobs import AbandonedError, GrowingBlob, open_file
 from envbuild.oci.digest import Digest
@@ -30,6 +32,9 @@ _REFUSALS = frozenset({400, 403, 405, 409, 412})
 """Answers of registries when a tag may not move: they differ."""
 PARALLEL = 4
 """Blobs at once; go-containerregistry's number."""
+
+_MOST_PLACES = 10_000
+"""Layers of one registry whose repositories are remembered."""
 
 OnSent = Callable[[GrowingBlob], None]
 """Gets, in another thread, a layer that was sent while it was written, once the registry has it."""
@@ -65,6 +70,7 @@ def push(
     report: Reporter = SILENT,
     credentials: Credentials | None = None,
     retry: Retry | None = None,
+    cache: Path | None = None,
 ) -> PushResult:
     """Push an image and tag it with the reference's tag and `tags`; what is already there is not sent.
 
@@ -74,7 +80,7 @@ def push(
     before the error may have moved already.
     """
     named = _valid_tags(reference, tags, image.digest)
-    with Upload(reference, report=report, credentials=credentials, retry=retry) as upload:
+    with Upload(reference, report=report, credentials=credentials, retry=retry, cache=cache) as upload:
         result = upload.finish(image)
     if named:
         publish({result.reference: named}, credentials=credentials, retry=retry)
@@ -85,7 +91,8 @@ class Upload:
     """An upload of an image, whose layers may be sent before the image is complete.
 
     Leaving the block by an error, or by Ctrl-C, cuts all requests. Without `trust_registry`, an existing manifest
-    does not prove its blobs, and each is checked.
+    does not prove its blobs, and each is checked. `cache` remembers in which repositories layers are, so that others of
+    the registry mount them.
     """
 
     def __init__(
@@ -97,8 +104,10 @@ class Upload:
         credentials: Credentials | None = None,
         retry: Retry | None = None,
         trust_registry: bool = True,
+        cache: Path | None = None,
     ) -> None:
         self._reference, self._report, self._on_sent, self._trust_registry = reference, report, on_sent, trust_registry
+        self._places = _Places(cache, reference.registry)
         self._registry = Registry(reference.registry, credentials=credentials, retry=retry)
         self._pool = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="push")
         self._uploads: dict[Digest, Future[BlobArrival]] = {}
@@ -150,6 +159,7 @@ class Upload:
             how = self._send_all(image)
             registry.put_manifest(repository, str(image.digest), image.manifest, media_type)
             confirm_manifest(registry, self._reference, image.manifest)
+        self._places.remember(repository, image)
         sent = sum(size for digest, size in sizes.items() if how.get(digest) == "sent")
         not_sent = sum(sizes.values()) - sent
         return PushResult(reference=self._reference.at(image.digest), uploaded=sent, not_sent=not_sent, blobs=how)
@@ -201,11 +211,11 @@ class Upload:
         if any(future.exception() is None and future.result() for future in followed):
             return "sent"
         descriptor, registry, repository = layer.descriptor, self._registry, self._reference.repository
-        host, _, source = layer.origin.partition("/")
         how: BlobArrival = "there"
         if not registry.has_blob(repository, descriptor.digest, size=descriptor.size):
-            mountable = host == self._reference.registry and source != repository
-            how = "mounted" if mountable and registry.mount(repository, descriptor.digest, source=source) else "sent"
+            sources = self._places.sources(layer) - {repository}
+            mounted = any(registry.mount(repository, descriptor.digest, source=it) for it in sorted(sources))
+            how = "mounted" if mounted else "sent"
         if how == "sent":
             label = layer.created_by or str(descriptor.digest)
             progress = partial(self._report_bytes, label, size=descriptor.size)
@@ -220,6 +230,32 @@ class Upload:
 
     def _report_bytes(self, label: str, done: int, size: int) -> None:
         self._report.progress(f"pushing {label[:_LABEL]}", done, size)
+
+
+class _Places:
+    """The repositories of one registry that this machine has pushed layers to."""
+
+    def __init__(self, cache: Path | None, host: str) -> None:
+        self._folder, self._host, self._name = cache and cache / "pushed", host, f"{Digest.of(host.encode()).hex}.json"
+        self._known = (self._folder and read_entry(self._folder, self._name, _repositories)) or {}
+
+    def sources(self, layer: Layer) -> set[str]:
+        """Return where a layer may be: where it was pulled from, and where it was pushed to last."""
+        host, _, source = layer.origin.partition("/")
+        known = self._known.get(str(layer.descriptor.digest))
+        return ({source} if host == self._host else set()) | ({known} if known else set())
+
+    def remember(self, repository: str, image: Image) -> None:
+        """Keep where an image's layers are now."""
+        its = {str(it.descriptor.digest): repository for it in image.layers}
+        if self._folder and self._known | its != self._known:
+            with suppress(OSError):  # the cache may only be read
+                older = read_entry(self._folder, self._name, _repositories) or {}
+                write_entry(self._folder, self._name, [*(older | its).items()][-_MOST_PLACES:])
+
+
+def _repositories(rows: Any) -> dict[str, str]:
+    return {str(digest): str(repository) for digest, repository in rows}
 
 
 def _config(image: Image) -> Layer:

@@ -11,8 +11,6 @@ from envbuild.build.build import lock_options, prepare_destinations
 from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
-from envbuild.engine.client import connected
-from envbuild.engine.load import INSTEAD, check_reading
 from envbuild.errors import RegistryError, UsageError, VerifyError, counted
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
 from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
@@ -108,27 +106,19 @@ def _compare_with_server(order: ServeOrder, origin: Origin, report: Reporter) ->
 
 def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     """Add what serving needs, prove that no layer below changed, run the gate, and push or write the image."""
-    _check_engine(order, origin)
+    check_gate(order, origin)
     request, server, push_to = order.build_request, server_parts(order, origin), order.build_request.push
     options = lock_options(request, request.index_settings(), report)
     above = _above(order, server, origin.parent.lock, options)
     _check_model(order, origin, above, report)
     with ExitStack() as until:
-        shared, slim, parent = None, None, origin.parent
+        shared = None
         if push_to and request.remote_cache:
             shared = until.enter_context(SharedCache(push_to, report=report))
         contents = tuple(_contents(order, origin, server, report, until))
-        if order.slim:
-            code = {
-                path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")
-            }
-            slim = find_slimmed(order, origin, server, above, code, report)
-            if slim.dropped:
-                parent = slim_parent(origin, slim, order, report, shared)
-            else:
-                report.note("no distribution serves training alone")
-                slim = None
-        plan = _plan(order, server, parent, above, contents, report)
+        slim = _slimmed(order, origin, server, above, contents, report) if order.slim else None
+        parent = slim_parent(origin, slim, order, report, shared) if slim else origin.parent
+        plan = _plan(order, server, parent, above, contents, report, until)
         try:
             image = known = _find_known(request, plan, shared, report)
         except VerifyError as error:
@@ -137,19 +127,23 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
             image = known = shared = None
             if slim:
                 parent = slim_parent(origin, slim, order, report)
-                plan = _plan(order, server, parent, above, contents, report)
+                plan = _plan(order, server, parent, above, contents, report, until)
+        made, cache = None, LayerCache(request.cache, shared, report.note, request.compression)
         if image is None:
             report.step("assembling the serving image")
-            cache = LayerCache(request.cache, shared, report.note, request.compression)
-            made = assemble_extension(
+            extension = assemble_extension(
                 parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
             )
-            image = until.enter_context(made).image  # its layers can be opened until the stack closes
-        findings = _check_image(order, origin, image, server, slim, report)
+            made = until.enter_context(extension)  # its layers can be opened until the stack closes
+            image = made.image
+        findings = _check_image(order, origin, image, server, above, slim, report)
         pushed = None
         if push_to:
             report.step(f"pushing to {push_to}")
-            pushed = push(image, replace(push_to, tag=None), report=report)  # tags are set after the attachments
+            # Tags are set after the attachments.
+            pushed = push(image, replace(push_to, tag=None), report=report, cache=request.cache)
+            if made:
+                cache.share({key: it for key, it in made.results.items() if key not in plan.own})
         layout, loaded = place(request, image, report, pushed=pushed is not None)
     return ServeResult(
         origin=origin,
@@ -167,15 +161,6 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
     )
 
 
-def _check_engine(order: ServeOrder, origin: Origin) -> None:
-    """MissingComponentError where an engine that has to take the image cannot read the training image's layers."""
-    check_gate(order, origin)
-    if order.build_request.load:
-        with connected(INSTEAD) as client:
-            below = (it.descriptor.media_type for it in origin.parent.image.layers)
-            check_reading(client, below, f"build the training image with --compression gzip, or {INSTEAD}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The inputs that decide the image's bytes."""
@@ -185,6 +170,20 @@ class _Plan:
     addition: Addition
     compiling: Compiling | None
     recipe: Digest
+    own: frozenset[Digest]
+    """Keys of layers with the model or the application, which no other image needs."""
+
+
+def _slimmed(
+    order: ServeOrder, origin: Origin, server: Server, above: Lock, contents: tuple[Content, ...], report: Reporter
+) -> Slimmed | None:
+    """Say what the image does without; None where nothing serves training alone."""
+    code = {path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")}
+    slim = find_slimmed(order, origin, server, above, code, report)
+    if slim.dropped:
+        return slim
+    report.note("no distribution serves training alone")
+    return None
 
 
 def _above(order: ServeOrder, server: Server, below: Lock, options: Options) -> Lock:
@@ -212,23 +211,33 @@ def _check_model(order: ServeOrder, origin: Origin, above: Lock, report: Reporte
 
 
 def _plan(
-    order: ServeOrder, server: Server, parent: Parent, above: Lock, contents: tuple[Content, ...], report: Reporter
+    order: ServeOrder,
+    server: Server,
+    parent: Parent,
+    above: Lock,
+    contents: tuple[Content, ...],
+    report: Reporter,
+    until: ExitStack,
 ) -> _Plan:
     """Digest the inputs of a serving image's bytes; BuildError for a file that cannot be read."""
     folder = APP_FOLDER if order.app or server.files else None
     addition = Addition(variables=server.variables, ports=server.ports, folder=folder, contents=contents)
     addition = add_startup_check(addition, above, order.cmd or server.cmd)
-    compiling = compiling_for(parent, order.build_request.cache, report) if order.build_request.bytecode else None
+    compiling, cache = None, order.build_request.cache
+    if order.build_request.bytecode:
+        compiling = compiling_for(parent, cache, report, until)
     config = asdict(replace(addition, contents=()))
     wheels = [[it.filename, str(it.sha256)] for it in above.wheels]
-    files = [[it.line, str(hash_content(it).key)] for it in addition.contents]
+    hashed = [hash_content(it) for it in addition.contents]
+    files = [[it.line, str(it.key)] for it in hashed]
     compiler = compiled_by(compiling.identity) if compiling else ""
     compression = order.build_request.compression
     value = [LAYER_FORMAT, parent.name, str(parent.digest), wheels, config, files, compiler]
     value += [str(compression)] if compression != GZIP else []
     recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
-    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe)
+    own = frozenset(it.key for it in hashed)
+    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe, own=own)
 
 
 def _contents(
@@ -264,12 +273,14 @@ def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, re
 
 
 def _check_image(
-    order: ServeOrder, origin: Origin, image: Image, server: Server, slim: Slimmed | None, report: Reporter
+    order: ServeOrder, origin: Origin, image: Image, server: Server, above: Lock, slim: Slimmed | None, report: Reporter
 ) -> tuple[Finding, ...]:
     """Raise VerifyError for an image without all of training's environment, or that fails the gate."""
     report.step("proving that serving has training's environment")
     train, what = origin.parent.image, "the serving image would not have training's environment"
-    proof = prove_sharing(train, image, report.progress)
+    # Assembling has refused wheels that replace a file of training, and a found image is of the same inputs.
+    added = None if slim else [f"{it.name} {it.version}" for it in above.wheels]
+    proof = prove_sharing(train, image, report.progress, added)
     judge(proof, what, str(origin.parent.digest), report)
     named = str(origin.reference or origin.parent.digest)
     found = (

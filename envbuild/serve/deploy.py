@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from envbuild.diff.layers import Report
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, platform_name
 from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
+from envbuild.report import Reporter
 from envbuild.serve.model import UNTRIED, untried
 from envbuild.stamp.record import Stamp
 from envbuild.verify.findings import Finding
@@ -20,7 +20,7 @@ from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import ARTIFACT, apply_rules
 from envbuild.verify.rules.contract import variable_value
 from envbuild.verify.rules.model import model_files
-from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sharing import list_first, other_distributions, prove_sharing
 from envbuild.verify.sources import Side, side_of_lock
 from envbuild.verify.sources.image import files_of, model_inside, model_place
 from envbuild.verify.sources.model import Slot, StampedModel, artifact_findings, side_of_model
@@ -41,7 +41,7 @@ def digest_of(image: Image) -> Digest:
     return image.found_as or image.digest
 
 
-def deploy_findings(model: StampedModel, given: Reference | str, image: Image, report: Report) -> Iterator[Finding]:
+def deploy_findings(model: StampedModel, given: Reference | str, image: Image, report: Reporter) -> Iterator[Finding]:
     """Hold a model's files, its stamp and an image against each other; no engine is needed.
 
     `given` is a reference, or the path of an image on this machine, which has no tag that could move.
@@ -54,7 +54,7 @@ def deploy_findings(model: StampedModel, given: Reference | str, image: Image, r
 
 
 def _stamped(
-    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Report
+    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Reporter
 ) -> Iterator[Finding]:
     digest = digest_of(image)
     own = min((it for it in stamp.images if digest in it.digests), key=lambda it: it.role != "serve", default=None)
@@ -98,7 +98,7 @@ def _disagreeing(stamp: Stamp, found: Digest) -> "partial[Finding]":
 
 
 def _of_others(
-    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Report
+    model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Reporter
 ) -> Iterator[Finding]:
     """Check that an image of somebody else has all of the training environment."""
     if isinstance(given, Reference):
@@ -111,8 +111,6 @@ def _of_others(
     if not trained:
         yield finding(says=f"{says}, and none of these is a training image for {platform} in a registry")
         return
-    why = _OTHERS if replaced is None else _FORMER
-    yield finding(says=f"{says}: compared with the training image", severity="note", why=why)
     machine = next(name for name, architecture in ARCHITECTURES.items() if platform == f"linux/{architecture}")
     pulled = [(it, pull(Reference.parse(str(it.reference)), machine=machine)) for it in trained]
     diff_ids = [it.diff_id for it in image.layers]
@@ -121,9 +119,18 @@ def _of_others(
         return [it.diff_id for it in train.layers] == diff_ids[: len(train.layers)]
 
     train, below = next((pair for pair in pulled if is_below(pair[1])), pulled[0])
-    yield from (it.with_targets(str(train.reference), str(given)) for it in prove_sharing(below, image, report))
+    if all(other_distributions(it, image) for _, it in pulled):
+        others = other_distributions(below, image)
+        yield finding(says=f"{says}, and has other distributions than training: {list_first(others)}", packages=others)
+        return
+    report.step(f"{says}: comparing it with the training image")
+    why = _OTHERS if replaced is None else _FORMER
+    yield finding(says=f"{says}: compared with the training image", severity="note", why=why)
+    # What was stamped was checked when it was built, so where it has training's layers, no layer is read.
+    proof = prove_sharing(below, image, report.progress, None if replaced is None else ())
+    yield from (it.with_targets(str(train.reference), str(given)) for it in proof)
     added = image.layers[len(below.layers) :] if is_below(below) else image.layers
-    yield from _compare_content(model, given, image, added, train.slot, report)
+    yield from _compare_content(model, given, image, added if replaced is None else (), train.slot, report)
 
 
 def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
@@ -136,13 +143,13 @@ def _replaced_at(model: StampedModel, digest: Digest) -> str | None:
 
 
 def _compare_content(
-    model: StampedModel, given: Reference | str, image: Image, layers: Sequence[Layer], slot: Slot, report: Report
+    model: StampedModel, given: Reference | str, image: Image, layers: Sequence[Layer], slot: Slot, report: Reporter
 ) -> Iterator[Finding]:
     """Compare the model with the image's variables, its packages by their lock, and a model in some of its layers."""
     inner = json.loads(image.config).get("config") or {}
     variables, name = dict(str(it).partition("=")[::2] for it in inner.get("Env") or ()), str(given)
     place = model_place(variables, str(inner.get("WorkingDir") or "/"))
-    inside = model_inside(files_of(layers, place, name, report), place, name) if layers else None
+    inside = model_inside(files_of(layers, place, name, report.progress), place, name) if layers else None
     side = side_of_lock(model.locks[slot], name) if slot in model.locks else Side(name=name, kind="image")
     side = replace(side, kind="image", variables=variables, names=frozenset(variables), model=inside)
     yield from apply_rules(side_of_model(model), side, (variable_value, *ARTIFACT, model_files))

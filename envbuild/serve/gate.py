@@ -14,7 +14,7 @@ import docker
 from envbuild.engine.buildkit import loaded_base
 from envbuild.engine.client import connected, find_image
 from envbuild.engine.container import WRITABLE
-from envbuild.engine.load import check_reading
+from envbuild.engine.load import INSTEAD, check_reading
 from envbuild.errors import MissingComponentError, StampError
 from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
@@ -100,11 +100,14 @@ class Patience:
 
 
 def check_gate(order: ServeOrder, origin: Origin | None = None) -> None:
-    """Find out before the long work whether a required gate has an engine for the image; MissingComponentError."""
-    if order.gate == "require":
+    """Find out before the long work whether a required gate has an engine for the image; MissingComponentError.
+
+    With the origin, whether the engine of --load or the gate can read the training image's layers too.
+    """
+    if order.gate == "require" or (origin and order.build_request.load):
         with connected(_INSTEAD) as client:
             _check_reading(client, order, origin)
-            if origin:
+            if origin and order.gate == "require":
                 _check_platform(client, origin.platform)
 
 
@@ -142,9 +145,9 @@ def _check_platform(client: docker.DockerClient, wanted: str) -> None:
 def _check_reading(client: docker.DockerClient, order: ServeOrder, origin: Origin | None) -> None:
     """Say whose layers the engine cannot read; MissingComponentError."""
     below = (it.descriptor.media_type for it in (origin.parent.image.layers if origin else ()))
-    check_reading(client, below, "build the training image with --compression gzip, or give --gate off")
-    own = order.build_request.compression.media_type
-    check_reading(client, [own], "give --compression gzip, or --gate off")
+    instead = INSTEAD if order.build_request.load else "give --gate off"
+    check_reading(client, below, f"build the training image with --compression gzip, or {instead}")
+    check_reading(client, [order.build_request.compression.media_type], f"give --compression gzip, or {instead}")
 
 
 def _judged(found: Sequence[Finding], variant: str, report: Reporter) -> tuple[Finding, ...]:

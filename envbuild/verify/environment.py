@@ -174,19 +174,20 @@ def gpu_changes(changes: Sequence[PackageChange], before: Environment, after: En
     one, other = frameworks_of(before.versions), frameworks_of(after.versions)
     if one.variant != "gpu" or other.variant == "gpu":
         return ()
-    there = {it.name: _public(it.version) for it in other.frameworks}
-    builds = {it.distribution for it in one.frameworks if there.get(it.name) == _public(it.version)}
+    there = {it.name: public(it.version) for it in other.frameworks}
+    builds = {it.distribution for it in one.frameworks if there.get(it.name) == public(it.version)}
     gone = (_CUDA_ONLY.fullmatch, CUDA_WHEEL.match, JAX_PLUGIN.match)
     return tuple(
         it
         for it in changes
         if it.name in builds
-        or (it.before != it.after and _public(it.before) == _public(it.after))  # another local label
+        or (it.before != it.after and public(it.before) == public(it.after))  # another local label
         or (not it.after and any(match(it.name) for match in gone))
     )
 
 
-def _public(version: str) -> str:
+def public(version: str) -> str:
+    """Return a version without its local label (PEP 440)."""
     return version.partition("+")[0]
 
 

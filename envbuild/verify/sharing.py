@@ -15,12 +15,15 @@ from itertools import takewhile
 
 from envbuild.capture.files import decoded
 from envbuild.diff.layers import LayerReader, Report, is_of, is_unchecked
+from envbuild.image.config import OURS
 from envbuild.oci.image import Image, Layer, history_lines
 from envbuild.oci.rootfs import Overlay, Tree, resolve
+from envbuild.recipe import SLIM_LABEL
 from envbuild.verify.environment import (
     INSTALLERS,
     LIBRARY,
     Environment,
+    PackageChange,
     changed_interpreter,
     changed_libc,
     changed_packages,
@@ -29,12 +32,13 @@ from envbuild.verify.environment import (
     is_outside,
     list_paths,
     node_at,
+    public,
     same_content,
     slim_changes,
     slim_finding,
 )
 from envbuild.verify.findings import Finding, Severity
-from envbuild.verify.sources.image import DEFAULT_PATH
+from envbuild.verify.sources.image import DEFAULT_PATH, model_place
 
 _WHOLE: Mapping[str, Severity] = {
     "PYTHONHOME": "error",
@@ -291,6 +295,9 @@ def _bytecode(pair: ImagePair) -> Iterator[Finding]:
 
 
 _SHOWN = 5
+_VARIANT = "dev.envbuild.variant"
+_DISTRIBUTION = re.compile(r"([a-z\d-]+) (\d\S*)")
+"""One of a layer's history line, which names all of its distributions."""
 _WHY = "serving computes with other code than the model was trained with, and predictions can differ"
 _TODO = "build serving on the training image (FROM it by digest), or both from one lock"
 _CPU_WHY = "kernels for the CPU round otherwise than those for the GPU, so the last digits differ"
@@ -299,31 +306,71 @@ _SYSTEM_WHY = "another C library can change numbers, and programs may not start 
 _SYSTEM_TODO = "build both images on one base by digest"
 
 
-def prove_sharing(train: Image, serve: Image, report: Report) -> tuple[Finding, ...]:
+def prove_sharing(
+    train: Image, serve: Image, report: Report, on_top: Sequence[str] | None = None
+) -> tuple[Finding, ...]:
     """Whether serving has all of training's environment, and what it adds.
 
     Where serving begins with training's layers, only the layers on top are read; all layers are read only if one of
-    these, or a variable, can change what training's Python finds. BuildError for a layer that cannot be read,
-    RegistryError for one that cannot be fetched.
+    these, or a variable, can change what training's Python finds. `on_top` names the distributions of layers that were
+    assembled so that they replace no file below: then the digests prove it, and no layer is read. BuildError for a
+    layer that cannot be read, RegistryError for one that cannot be fetched.
     """
-    images, settings = _Images(train, serve), (Settings.of(train), Settings.of(serve))
-    same = images.begins and settings[0].deciding == settings[1].deciding
-    if same and not images.added:
+    images = _Images(train, serve)
+    if images.same and not images.added:
         return (_sharing(images, f"serving has training's {images.shared} layers, and no other"),)
+    if images.same and on_top is not None:
+        return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, on_top)
     reader = LayerReader((*train.layers, *serve.layers, *images.added), report)
 
     def read(layers: Sequence[Layer], name: str) -> list[tuple[str, Overlay]]:
         reader.announce(f"reading {name}'s layers", layers)
         return [(str(it.descriptor.digest), reader.read(it, f"the {name} image")) for it in layers]
 
-    if same:
+    if images.same:
         added = read(images.added, "serving")
-        if all(is_outside(it, settings[1].places) for _, it in added):
+        if all(is_outside(it, Settings.of(serve).places) for _, it in added):
             return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, ())
     before = Environment(read(train.layers, "training"))
     after = Environment(read(serve.layers, "serving"))
-    pair = ImagePair(before=before, after=after, train=settings[0], serve=settings[1])
+    pair = ImagePair(before=before, after=after, train=Settings.of(train), serve=Settings.of(serve))
     return *_differences(images, before, after), *precedence_findings(pair)
+
+
+def stands_on(train: Image, serve: Image, report: Report) -> bool:
+    """Whether serving is training's layers, and others that leave Python, the system and the model alone.
+
+    Only those others are read; errors as `prove_sharing`.
+    """
+    images, settings = _Images(train, serve), Settings.of(serve)
+    model = model_place(settings.variables, settings.folder).path
+    places, reader = (*settings.places, *([model] if model else [])), LayerReader(images.added, report)
+    reader.announce("reading layers on top", images.added)
+    return images.same and all(is_outside(reader.read(it, "an image"), places) for it in images.added)
+
+
+def other_distributions(train: Image, serve: Image) -> tuple[str, ...]:
+    """Return what serving's history has in another version than training's, or lacks: `numpy 1.26.4 -> 2.1.0`.
+
+    Only the lines of layers that envbuild made name distributions. A slim image, and one for another variant, lack some
+    on purpose; where serving begins with training's layers, it has all.
+    """
+    one, other = _named_distributions(train), _named_distributions(serve)
+    labels, there = ((json.loads(it.config).get("config") or {}).get("Labels") or {} for it in (train, serve))
+    whole = SLIM_LABEL not in there and labels.get(_VARIANT) == there.get(_VARIANT)
+    changes = (PackageChange(name=name, before=it, after=other.get(name, ""), layer="") for name, it in one.items())
+    return tuple(
+        str(it)
+        for it in changes
+        if other and it.name not in INSTALLERS and (public(it.after) != public(it.before) if it.after else whole)
+    )
+
+
+def _named_distributions(image: Image) -> dict[str, str]:
+    lines = history_lines(json.loads(image.config), len(image.layers))
+    texts = (line.removeprefix(OURS).split(", ") for line in lines if line.startswith(OURS))
+    found = ([_DISTRIBUTION.fullmatch(text) for text in its] for its in texts)
+    return {it[1]: it[2] for its in found for it in its if it}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +388,11 @@ class _Images:
     def begins(self) -> bool:
         """Whether serving has all of training's layers below its own."""
         return self.shared == len(self.train.layers)
+
+    @property
+    def same(self) -> bool:
+        """Whether the same Python starts and finds the same files, unless a layer on top changes them."""
+        return self.begins and Settings.of(self.train).deciding == Settings.of(self.serve).deciding
 
     @property
     def added(self) -> tuple[Layer, ...]:
@@ -363,7 +415,7 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
         change = "a layer on top changes them" if images.begins else f"the first other one is {first}"
         names = tuple(f"{it.name} {it.before}" for it in packages)
         digests = str(images.train.digest), str(images.serve.digest)
-        yield _wrong("layers", "shared-layers", f"{images}, {change}: {_list(wrong)}", names, digests)
+        yield _wrong("layers", "shared-layers", f"{images}, {change}: {list_first(wrong)}", names, digests)
     else:
         same = f"Python and {len(before.distributions) - len(changes)} packages are the same"
         yield _sharing(images, f"{images}, and {'all but what a GPU needs is the same' if gpu else same}")
@@ -377,7 +429,7 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
             says = f"{len(paths)} files of training differ in serving: {list_paths(paths)}"
             yield _wrong(about, "shared-files", says)
     if gpu:
-        says = f"training's image is for a GPU and serving's for the CPU: {_list(list(map(str, gpu)))}"
+        says = f"training's image is for a GPU and serving's for the CPU: {list_first(list(map(str, gpu)))}"
         yield Finding(
             about="variant", rule="shared-variant", agrees=False, severity="warning", says=says, wanted="gpu",
             found="cpu", why=_CPU_WHY, todo=_CPU_TODO, packages=tuple(f"{it.name} {it.before}" for it in gpu),
@@ -386,7 +438,7 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
     if system:
         yield Finding(
             about="system", rule="shared-system", agrees=False, severity="warning",
-            says=f"differs in serving: {_list(system)}", why=_SYSTEM_WHY, todo=_SYSTEM_TODO,
+            says=f"differs in serving: {list_first(system)}", why=_SYSTEM_WHY, todo=_SYSTEM_TODO,
         )  # fmt: skip
     added = [f"{it} {one.version}" for it, one in after.distributions.items() if it not in before.distributions]
     if images.begins or added:
@@ -415,12 +467,13 @@ def _addition(images: _Images, packages: Sequence[str]) -> Finding:
     texts = [textwrap.shorten(line.removeprefix("envbuild: "), 80, placeholder=" ...") for line in lines]
     names = [text or str(it.descriptor.digest) for text, it in zip(texts, serve.layers, strict=False)]
     names = names[images.shared :]
-    layers = f"{len(names)} layer{'s' if len(names) > 1 else ''} ({_list(names)})" if names else ""
-    what = " and ".join(filter(None, (layers, _list(packages)))) or "no layer"
+    layers = f"{len(names)} layer{'s' if len(names) > 1 else ''} ({list_first(names)})" if names else ""
+    what = " and ".join(filter(None, (layers, list_first(packages)))) or "no layer"
     says = f"serving adds {what}"
     return Finding(about="added", rule="shared-added", agrees=True, says=says, packages=tuple(packages))
 
 
-def _list(texts: Sequence[str]) -> str:
+def list_first(texts: Sequence[str]) -> str:
+    """Return the first texts, and how many more there are."""
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return ", ".join(texts[:_SHOWN]) + more

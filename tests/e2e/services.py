@@ -36,6 +36,12 @@ class LocalRegistry:
     """`127.0.0.1:PORT`, as it stands in image references."""
     folder: Path
     """Its storage; `docker/registry/v2/` is inside once something was pushed."""
+    log: Path
+
+    def blobs_read(self) -> list[int]:
+        """How many bytes each answer had that sent a blob, by its access log."""
+        found = re.finditer(r'"GET /v2/[^" ]+/blobs/sha256:\w+ [^"]+" 20\d (\d+)', self.log.read_text())
+        return [int(it[1]) for it in found]
 
 
 @contextmanager
@@ -47,11 +53,10 @@ def running_registry() -> Iterator[LocalRegistry]:
             "version": "0.1",
             "storage": {"filesystem": {"rootdirectory": str(folder)}, "delete": {"enabled": True}},
             "http": {"addr": "127.0.0.1:0", "secret": "any"},
-            "log": {"accesslog": {"disabled": True}},
         }
         config.write_text(json.dumps(settings))  # JSON is YAML
         with running(["docker-registry", "serve", str(config)], log, lambda: _registry_host(log)) as host:
-            yield LocalRegistry(host, folder)
+            yield LocalRegistry(host, folder, log)
 
 
 def _registry_host(log: Path) -> str | None:

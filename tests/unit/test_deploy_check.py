@@ -184,7 +184,9 @@ def test_an_image_that_another_took_the_place_of_is_said_to_have_been_the_models
     one, other = (pushed(site, on_top(pulled(site), SERVER, {"app/v": it})) for it in (b"1", b"2"))
     for reference in (one, other):
         stamped(site, reference)
+    site.registry.requests.clear()
     done = site("deploy-check", "model", one)
+    assert len({it.path for it in site.registry.seen("GET", "/blobs/")}) == 2, "the configs"
     assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
     assert "was the model's image for serve cpu linux/amd64 until another was stamped at 2026-11-21" in done.stderr
 
@@ -217,9 +219,34 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     manifest(site, "moved.json", *MOVED)
     base = ("--base", f"{site.host}/up/base:1")
     moved = site.says("from-manifest", "moved.json", *base, "--push", f"{site.host}/moved:1", "--out", "moved")["image"]
+    layers = {str(it.descriptor.digest) for it in pulled(site).layers}
+    site.registry.requests.clear()
     done = site("deploy-check", "model", moved, "--json")
-    assert done.returncode == 16
-    assert {rule for rule, severity in wrong(done) if severity == "error"} == {"shared-layers", "shared-package"}
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "error")])
+    assert "and has other distributions than training: tool 1.0 -> 2.0" in done.stdout
+    read = {it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")}
+    assert len(read) == 2, "the configs"
+    assert not read & layers
+
+
+def test_verify_reads_layers_that_both_images_begin_with_only_where_others_may_change_them(site):
+    layers = [str(it.descriptor.digest) for it in pulled(site).layers]
+    shutil.rmtree(site.folder / "cache")  # it has those that were made here
+    plain, model, patched = (
+        pushed(site, on_top(pulled(site), SERVER, tree), f"{name}:1")
+        for name, tree in (
+            ("plain", {"app/v": b"2"}),
+            ("model", {"model/": 0o755, "model/a.pb": b"a"}),
+            ("patched", PATCH),
+        )
+    )
+    for given, code, count in (((plain,), 0, 0), ((plain, model), 0, 1), ((patched,), 16, 1)):
+        site.registry.requests.clear()
+        done = site("verify", site.train, *given)
+        assert done.returncode == code, done.stderr
+        assert "layers: serving begins with training's" in done.stdout
+        read = [it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")]
+        assert [read.count(it) for it in layers] == [count] * len(layers)
 
 
 def test_a_tag_that_has_moved_is_refused_and_the_digest_still_serves(site):

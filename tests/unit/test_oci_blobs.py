@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import ExitStack
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.files import share
-from envbuild.oci.blobs import is_blob
+from envbuild.oci.blobs import is_blob, kept
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_archive, write_layout
 from envbuild.registry.transport import verified_chunks
@@ -159,3 +160,41 @@ def test_a_share_replaces_what_is_there_whole(tmp_path):
     assert share(tmp_path / "a", tmp_path / "b", mode=0o444)
     assert not share(tmp_path / "absent", tmp_path / "b", mode=0o444)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_layers_from_afar_are_fetched_once_until_the_end(tmp_path):
+    image, fetched = image_of([b"one" * 999, b"two" * 999]), list[int]()
+
+    def far(place: int, layer: Layer) -> Layer:
+        return replace(layer, origin="host/name", open=lambda: fetched.append(place) or layer.open())  # type: ignore[func-returns-value]
+
+    def read(image: Image) -> list[bytes]:
+        found = []
+        for layer in image.layers:
+            with layer.open() as file:
+                found.append(file.read())
+        return found
+
+    whole = replace(image, layers=tuple(far(*it) for it in enumerate(image.layers)))
+    content = read(image)
+    with ExitStack() as until:
+        one, same = kept([whole, whole], tmp_path, until)
+        assert (read(one), read(one), read(same), fetched) == (content, content, content, [0, 1])
+    assert (read(one), fetched) == (content, [0, 1, 0, 1])
+    assert not any((tmp_path / "bases").iterdir())
+    made = tmp_path / "blobs" / "sha256" / image.layers[0].descriptor.digest.hex  # as the cache has it
+    made.parent.mkdir(parents=True)
+    for data in (b"damaged", content[0]):
+        made.write_bytes(data)
+        assert read(one) == content
+    assert fetched[4:] == [0, 1, 1]
+
+
+def test_layers_from_afar_are_read_where_the_cache_cannot_be_written():
+    image = image_of([b"one" * 999])
+    with ExitStack() as until:
+        [found] = kept(
+            [replace(image, layers=(replace(image.layers[0], origin="host/name"),))], Path("/proc/no"), until
+        )
+        with found.layers[0].open() as file:
+            assert file.read()

@@ -396,6 +396,26 @@ def test_mount_shares_a_blob_of_the_same_registry():
         assert not registry.mount("other", digest, source="base")
 
 
+def test_layers_that_this_machine_pushed_to_another_repository_are_mounted(tmp_path):
+    image = image_of([b"one" * 999, b"two" * 999])
+    digest = image.layers[0].descriptor.digest
+    with FakeRegistry() as fake:
+
+        def arrivals(name: str) -> list[str]:
+            pushed = push(image, Reference(fake.host, name), retry=FAST, cache=tmp_path)
+            return [pushed.blobs[it.descriptor.digest] for it in image.layers]
+
+        assert arrivals("team/one") == ["sent", "sent"]
+        assert arrivals("team/two") == ["mounted", "mounted"]
+        del fake.repositories["team/two"].blobs[str(digest)]  # where they were pushed to last
+        assert arrivals("team/three") == ["sent", "mounted"]
+        assert arrivals("team/four") == ["mounted", "mounted"]
+    [entry] = (tmp_path / "pushed").iterdir()
+    entry.write_bytes(entry.read_bytes()[:-9])
+    with FakeRegistry() as fake:
+        assert arrivals("team/one") == ["sent", "sent"]
+
+
 def test_retry_after_is_honoured_and_bounded():
     retry = Retry(first=1, longest=20)
     assert retry.pause(1, 7) == 7

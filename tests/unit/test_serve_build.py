@@ -119,11 +119,16 @@ def test_it_is_stamped_beside_the_training_image_and_the_model_agrees_with_both(
 
 
 def test_the_second_time_nothing_is_made_or_pushed_and_the_stamp_is_the_same(site):
-    site.trained()
+    trained = site.trained()
+    site.registry.requests.clear()
     first = site.served("--extra", "web")
+    shared = [it for it in site.registry.repositories["serving"].tags if it.startswith("layer-")]
+    assert len(shared) == 1, "web and wire, and not the application"
     shutil.rmtree(site.folder / "cache")
     before = len(site.registry.seen("PUT"))
     again = site.served("--extra", "web")
+    layers = {it["digest"] for it in trained["layers"]}
+    assert not layers & {it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")}
     assert (again["digest"], again["found"], first["found"]) == (first["digest"], True, False)
     assert again["stamped"] == first["stamped"]
     assert [it.path for it in site.registry.seen("PUT")[before:]] == []

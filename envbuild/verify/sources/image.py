@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import IO, Any, Literal
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
@@ -23,6 +23,7 @@ from envbuild.capture.redact import scrub_file_name, scrub_line
 from envbuild.diff.layers import Report, read_layer
 from envbuild.errors import BuildError
 from envbuild.manifest.model import Framework, Model, ModelFile
+from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, place_of, resolve
 from envbuild.recipe import SLIM_LABEL
@@ -74,6 +75,10 @@ class ModelPlace:
         return bool(self.path) and (path == self.path or path.startswith(f"{self.path}/"))
 
 
+Known = dict[tuple[Digest, ModelPlace], Overlay]
+"""What was read of layers, by their diff ids and the place of the model."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
     """One Python of an image."""
@@ -99,43 +104,53 @@ class _Config:
     """Where programs start."""
 
 
-def side_of_image(image: Image, name: str, *, machine: str, report: Report) -> Side:
-    """Read every layer, in memory that grows with the number of files alone.
+def side_of_config(image: Image, name: str, *, machine: str) -> Side:
+    """Return what an image's config says; no layer is read. BuildError where it cannot be read.
 
-    Variables are those of the config; a container may have more, and other values. BuildError where config
-    or layers cannot be read; RegistryError where they cannot be fetched.
+    A container may have more variables, and other values.
     """
     config = _config(image, name)
+    variant = config.labels.get(_VARIANT)
+    return Side(
+        name=name,
+        kind="image",
+        system=_SYSTEMS.get(config.system.lower()),
+        machine=_MACHINES.get(config.architecture, machine),
+        slim=frozenset(filter(None, config.labels.get(SLIM_LABEL, "").split(","))),
+        variant="gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None,
+        variables=config.variables,
+        names=frozenset(config.variables),
+    )
+
+
+def side_of_image(image: Image, name: str, *, machine: str, report: Report, known: Known | None = None) -> Side:
+    """Read every layer that is not `known` yet, in memory that grows with the number of files alone.
+
+    BuildError where config or layers cannot be read; RegistryError where they cannot be fetched.
+    """
+    side, config = side_of_config(image, name, machine=machine), _config(image, name)
     place = model_place(config.variables, config.folder)
-    tree = files_of(image.layers, place, name, report)
+    tree = files_of(image.layers, place, name, report, known)
     python = _interpreter(tree, config)
     packages = _packages(tree, python.sites) if python else None
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
     cuda, cudnn = _system_cuda(tree)
     libc_version = next((_text(tree, it) for it in sorted(tree) if _GLIBC.fullmatch(it) and tree[it].text), None)
     libc = "glibc" if libc_version else "musl" if any(map(_MUSL.fullmatch, tree)) else None
-    system, variant = _SYSTEMS.get(config.system.lower()), config.labels.get(_VARIANT)
-    by_label: Literal["gpu", "cpu"] | None = "gpu" if variant == "gpu" else "cpu" if variant == "cpu" else None
     # something may be a Python that neither command nor PATH leads to
     pythons = any(node.kind in ("file", "link") and _INTERPRETER.fullmatch(path) for path, node in tree.items())
-    return Side(
-        name=name,
-        kind="image",
+    return replace(
+        side,
         python=python.version if python else None,
         implementation="cpython" if python else None,
-        pythonless=python is None and system == "Linux" and not pythons,
-        system=system,
-        machine=_MACHINES.get(config.architecture, machine),
+        pythonless=python is None and side.system == "Linux" and not pythons,
         libc=libc,
         libc_version=libc_version,
         packages=packages,
-        slim=frozenset(filter(None, config.labels.get(SLIM_LABEL, "").split(","))),
         frameworks=tuple(_as_built(it, tree, python, config.labels) for it in built.frameworks),
         cuda=built.cuda or cuda,
         cudnn=built.cudnn or cudnn,
-        variant=by_label or built.variant or ("gpu" if cuda and built.frameworks else None),
-        variables=config.variables,
-        names=frozenset(config.variables),
+        variant=side.variant or built.variant or ("gpu" if cuda and built.frameworks else None),
         model=model_inside(tree, place, name),
     )
 
@@ -311,19 +326,27 @@ def model_inside(tree: Tree, place: ModelPlace, name: str) -> Model | None:
     return Model(uri=f"{uri}/{files[0].path}" if alone else uri, files=tuple(files), file_count=len(files))
 
 
-def files_of(layers: Sequence[Layer], model: ModelPlace, name: str, report: Report) -> Tree:
+def files_of(
+    layers: Sequence[Layer],
+    model: ModelPlace,
+    name: str,
+    report: Report,
+    known: Known | None = None,
+) -> Tree:
     """All folders and links of an image, and of its files those that say what Python, distributions and model it has.
 
     A node's text is what was read of it: the version that an interpreter or C library says of itself, the digest of
     what a RECORD lists, the head of METADATA, size and digests of a model's file. BuildError where a layer cannot be
-    read.
+    read. What is read is kept in `known`.
     """
-    total, done, found = sum(it.descriptor.size for it in layers), 0, list[Overlay]()
-    for layer in layers:
-        found.append(read_layer(layer, name, partial(_add, model)))
+    known = {} if known is None else known
+    unread = [it for it in layers if (it.diff_id, model) not in known]
+    total, done = sum(it.descriptor.size for it in unread), 0
+    for layer in unread:
+        known[layer.diff_id, model] = read_layer(layer, name, partial(_add, model))
         done += layer.descriptor.size
         report("reading layers", done, total)
-    return {"": IMPLIED} | reduce(over, found, Overlay()).nodes
+    return {"": IMPLIED} | reduce(over, (known[it.diff_id, model] for it in layers), Overlay()).nodes
 
 
 def _add(model: ModelPlace, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
