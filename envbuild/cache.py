@@ -34,6 +34,7 @@ KINDS = {
     "facts": "metadata of wheels",
     "claims": "metadata of wheels from indexes",
     "truths": "results of verifying wheels",
+    "digests": "hashes of wheels in folders of find-links",
     "loading": "requirements of shared libraries in wheels and bases",
     "bases": "base images",
     "built": "wheels built from source",

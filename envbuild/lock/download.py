@@ -1,6 +1,7 @@
 """Downloads of locked wheels: verified files in the cache."""
 
 import hashlib
+import json
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from envbuild.cache import remove
+from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import BuildError, LockError
 from envbuild.files import is_no_file, settle, written_aside, written_whole
 from envbuild.lock.index import LateClient, make_client, run_with_retries
@@ -53,6 +54,23 @@ def forget_damaged(cache: Path, sha256: Digest) -> bool:
     _digest.cache_clear()
     remove(path)  # in a read-only cache it stays, and is not used all the same
     return True
+
+
+def remembered_digest(path: Path, folder: Path | None) -> Digest:
+    """The sha256 of a wheel outside the cache, read again where its path, inode, size or a time is another; OSError.
+
+    It is kept in the cache `folder`. Whoever writes the wheel's bytes compares them with the lock.
+    """
+    state = path.stat()
+    facts = [str(path.absolute()), state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+    name = f"{Digest.of(json.dumps(facts).encode()).hex}.json"
+    if folder and (known := read_entry(folder / "digests", name, Digest.parse)):
+        return known
+    with path.open("rb") as file:
+        found = Digest.of_file(file)[0]
+    if folder and path.stat().st_ctime_ns == state.st_ctime_ns:
+        write_entry(folder / "digests", name, str(found))
+    return found
 
 
 @cache

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
-from envbuild.lock.download import forget_damaged, wheel_path
+from envbuild.lock.download import forget_damaged, remembered_digest, wheel_path
 from envbuild.lock.index import Client, IndexFile, RemoteFile, UnreadableError, in_parallel, size_of
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
@@ -83,6 +83,10 @@ class FactReader:
         self, client: Client, cache: Path | None, verified_members: Mapping[Digest, Collection[str]] | None = None
     ) -> None:
         self._client, self._cache, self._verified_members = client, cache, verified_members or {}
+
+    def digest(self, path: Path) -> Digest:
+        """The sha256 of a wheel in a folder; OSError."""
+        return remembered_digest(path, self._cache)
 
     def facts(self, wheel: WheelFile) -> WheelFacts | None:
         """The facts of a wheel; None where its server sends no ranges. LockError when it is not a wheel."""

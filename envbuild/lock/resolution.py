@@ -25,7 +25,6 @@ from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.settings import IndexSettings, bare_url, folders_only, local_path, read_settings, without_credentials
 from envbuild.manifest.packages import exact_version
 from envbuild.match.stack import Gaps
-from envbuild.oci.digest import Digest
 
 T = TypeVar("T")
 
@@ -147,7 +146,7 @@ def complete_lock(
         # A resolver may leave out what a marker excludes; a file was chosen before.
         if it.marker is None and not (it.url or "").startswith("file:") and canonicalize_name(it.name) not in names
     ]
-    hashed = [_with_hash(file) for file in chosen]
+    hashed = [_with_hash(session, file) for file in chosen]
     todo = "use an index that gives hashes, or give the folder of the wheel to pip or uv as find-links"
     why = "the index gives no sha256 for its wheel"
     faults += [Fault(f"{file.name}=={file.version}", why, todo) for file in hashed if not file.sha256]
@@ -176,8 +175,8 @@ def _find_confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     files = [index_file(path.as_uri()) for path in paths]
     pages = len(settings.indexes) + len(settings.find_links) - len(folders) + (local_path(file.url) is not None)
     files += session.files(file.name) if pages > 1 else ()
-    same_name = (_with_hash(it) for it in files if it is not None and it.filename == file.filename)
-    others = [it for it in same_name if it.sha256 not in {None, file.sha256}]
+    same_name = (it for it in files if it is not None and it.filename == file.filename and it.url != file.url)
+    others = [it for it in (_with_hash(session, it) for it in same_name) if it.sha256 not in {None, file.sha256}]
     if file.sha256 is None or not others:
         return None
     here, there = (f"{bare_url(it.url)} with {it.sha256}" for it in (file, others[0]))
@@ -185,14 +184,13 @@ def _find_confusion(session: IndexSession, file: IndexFile) -> Fault | None:
     return Fault(f"{file.name}=={file.version}", f"{file.filename} is at {here}, and at {there}", todo)
 
 
-def _with_hash(file: IndexFile) -> IndexFile:
+def _with_hash(session: IndexSession, file: IndexFile) -> IndexFile:
     """The file with its sha256, which is computed where the file is in a folder of this machine."""
     path = local_path(file.url) if file.sha256 is None else None
     if path is None:
         return file
     try:
-        with path.open("rb") as opened:
-            return replace(file, sha256=Digest.of_file(opened)[0])
+        return replace(file, sha256=session.reader.digest(path))
     except OSError as error:
         raise LockError("the wheel cannot be read", where=str(path), todo="check the find-links folder") from error
 

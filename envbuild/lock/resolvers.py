@@ -87,18 +87,30 @@ class UvResolver(Resolver):
         """As `Resolver.resolve`."""
         platforms = uv_platforms(target)
         with open_session(requirements, target, self.settings, self.cache, gaps, local=local) as session:
+            places = (*session.settings.indexes, *session.settings.find_links)
+            # Into pylock.toml uv writes the hash of each wheel in a folder, which it computes anew every time.
+            form = "pylock.toml" if any("://" in it for it in places) else "requirements.txt"
             without_gaps = partial(self.resolve, requirements, target, local=local)
-            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms), without_gaps)
-            try:
-                packages = Pylock.from_dict(tomllib.loads(done.stdout)).packages
-            except (tomllib.TOMLDecodeError, PylockValidationError) as error:
-                todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
-                raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
-            # uv's pylock has a requirement that is a file as `archive`.
-            chosen = [_choose_wheel(it, target) for it in packages if it.archive is None]
+            done, date_warnings = fill_gaps(session, partial(_uv_compile, session, platforms, form), without_gaps)
+            if form == "pylock.toml":
+                chosen = _read_uv_lock(done.stdout, target)
+            else:
+                pins = parse_pins(done.stdout)
+                chosen = [(_find_wheel(session, name, pins[name][0], "uv"), None) for name in sorted(pins)]
             files, sizes = [file for file, _ in chosen], [size for _, size in chosen]
             yanked: dict[str, str] = {canonicalize_name(it[1]): it[2] or "" for it in _YANKED.finditer(done.stderr)}
             return replace(complete_lock(session, files, sizes, yanked), date_warnings=date_warnings)
+
+
+def _read_uv_lock(text: str, target: Target) -> list[tuple[IndexFile, int | None]]:
+    """The wheels that uv chose, with sizes where the index gives them; LockError."""
+    try:
+        packages = Pylock.from_dict(tomllib.loads(text)).packages
+    except (tomllib.TOMLDecodeError, PylockValidationError) as error:
+        todo = "install the uv that envbuild requires: python -m pip install --upgrade uv"
+        raise LockError(f"uv wrote a lock that is not valid: {error}", todo=todo) from error
+    # uv's pylock has a requirement that is a file as `archive`.
+    return [_choose_wheel(it, target) for it in packages if it.archive is None]
 
 
 def uv_platforms(target: Target) -> tuple[str, ...]:
@@ -138,10 +150,12 @@ def resolve_tree(session: IndexSession, tree: Tree) -> dict[str, str]:
     return {canonicalize_name(name): version.split()[0] for name, _, version in found}
 
 
-def _uv_compile(session: IndexSession, platforms: Sequence[str], limits: Limits) -> subprocess.CompletedProcess[str]:
-    """Choose a wheel for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
+def _uv_compile(
+    session: IndexSession, platforms: Sequence[str], form: str, limits: Limits
+) -> subprocess.CompletedProcess[str]:
+    """Choose a release for each requirement, and with gaps for what they require in turn; UnsolvedError, LockError."""
     options, files = _gap_options(session, limits)
-    options = ["--format", "pylock.toml", *options]
+    options = ["--format", form, "--no-annotate", *options]
     done = first = _run_uv(session, platforms[0], options, files)
     if _UV_VARIANT in first.stderr:  # its preview chose one, which it cannot write
         options.append("--no-preview")
@@ -304,11 +318,18 @@ def _pip_compile(session: IndexSession, limits: Limits) -> str:
 def _pip_wheel(session: IndexSession, name: str, pins: Pins) -> IndexFile | Fault:
     """The wheel of a pin for the target, as the index describes it; its hash must be one that pip-tools found."""
     version, hashes = pins[name]
-    files = [file for file in session.files(name) if file.is_wheel and file.version == version]
-    best = best_wheel(((file.filename, file) for file in files), session.target)
-    if best is None:
-        raise LockError(f"pip-tools chose {name} {version}, which has no wheel here", todo=_USE_UV)
+    best = _find_wheel(session, name, version, "pip-tools")
     if best.sha256 is not None and best.sha256.hex not in hashes:
         why = f"the index says sha256 {best.sha256.hex} for {best.filename}, pip-tools found others"
         return Fault(f"{name}=={version}", why, "run again; the index may just be changing")
+    return best
+
+
+def _find_wheel(session: IndexSession, name: str, version: Version, resolver: str) -> IndexFile:
+    """The wheel of a release for the target, as the index or folder has it; LockError where there is none."""
+    files = [file for file in session.files(name) if file.is_wheel and file.version == version]
+    best = best_wheel(((file.filename, file) for file in files), session.target)
+    if best is None:
+        todo = f"{_USE_UV}; or name another version"
+        raise LockError(f"{resolver} chose {name} {version}, which has no wheel here", todo=todo)
     return best

@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name
 
 from envbuild.cache import read_entry, remove, write_entry
 from envbuild.errors import LockError, MissingComponentError
-from envbuild.lock.download import fetch, fetch_unlocked, forget_damaged, wheel_path
+from envbuild.lock.download import fetch, fetch_unlocked, forget_damaged, remembered_digest, wheel_path
 from envbuild.lock.faults import NEWER_GLIBC, OWN_WHEEL, PUBLISH, Fault, can_build, listed, newer_glibc
 from envbuild.lock.model import Lock, LockedWheel, Target, best_wheel, glibc_minor, same_version
 from envbuild.lock.settings import IndexSettings, bare_url, local_path, uv_environment, uv_program, without_credentials
@@ -129,8 +129,7 @@ def _fetch_one(
     paths = (Path(place) / filename for place in settings.find_links if "://" not in place)
     source = next((path for path in paths if path.is_file()), None)
     if source:
-        with source.open("rb") as file:
-            sha256 = Digest.of_file(file)[0]
+        sha256 = remembered_digest(source, cache)
     elif sha256 is None or forget_damaged(cache, sha256) or not wheel_path(cache, sha256).is_file():
         reporter.note(f"fetching {url}")
         sha256 = fetch_unlocked(url, cache, settings)

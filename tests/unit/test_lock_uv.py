@@ -10,8 +10,9 @@ from envbuild.errors import LockError, UsageError
 from envbuild.lock.lock import lock
 from envbuild.lock.model import Lock, Target
 from envbuild.lock.resolvers import PipToolsResolver, UvResolver, parse_pins
-from envbuild.lock.settings import read_settings
+from envbuild.lock.settings import IndexSettings, read_settings
 from envbuild.manifest.packages import Distribution, Origin
+from envbuild.oci.digest import Digest
 from tests.fakes.index import FakeIndex, Fault, closed_port, serving
 from tests.fakes.wheels import FakeWheel, make_wheel
 
@@ -214,6 +215,19 @@ def test_a_doubtful_distribution_is_accepted_from_a_folder_of_wheels(index: Fake
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     found = lock(("mine==1",), TARGET, UvResolver(), [distribution("mine", "1", "editable")])
     assert found.wheels[0].sha256.hex == wheel.sha256
+
+
+def test_a_wheel_in_a_folder_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch):
+    folder, hashed, of_file = tmp_path / "wheels", [], Digest.of_file
+    folder.mkdir()
+    monkeypatch.setattr(Digest, "of_file", lambda file: hashed.append(file.name) or of_file(file))
+    resolver = UvResolver(settings=IndexSettings(default=None, find_links=(str(folder),)), cache=tmp_path / "cache")
+    for wheel in (make_wheel("mine", "1", {"mine.py": text}, method=0) for text in ("a", "b")):
+        path = folder / wheel.filename
+        path.write_bytes(wheel.data)
+        for _ in range(2):
+            assert resolver.resolve(("mine==1",), TARGET).wheels[0].sha256.hex == wheel.sha256
+    assert hashed == [str(path)] * 2
 
 
 def test_an_archive_is_compared_with_what_the_index_has(index: FakeIndex):
