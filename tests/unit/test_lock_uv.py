@@ -218,16 +218,20 @@ def test_a_doubtful_distribution_is_accepted_from_a_folder_of_wheels(index: Fake
 
 
 def test_a_wheel_in_a_folder_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch):
-    folder, hashed, of_file = tmp_path / "wheels", [], Digest.of_file
+    folder, hashed, of_file = tmp_path / "wheels", list[str](), Digest.of_file
+
+    def counted(file):
+        hashed.append(Path(file.name).name)
+        return of_file(file)
+
     folder.mkdir()
-    monkeypatch.setattr(Digest, "of_file", lambda file: hashed.append(file.name) or of_file(file))
+    monkeypatch.setattr(Digest, "of_file", counted)
     resolver = UvResolver(settings=IndexSettings(default=None, find_links=(str(folder),)), cache=tmp_path / "cache")
     for wheel in (make_wheel("mine", "1", {"mine.py": text}, method=0) for text in ("a", "b")):
-        path = folder / wheel.filename
-        path.write_bytes(wheel.data)
+        (folder / wheel.filename).write_bytes(wheel.data)
         for _ in range(2):
             assert resolver.resolve(("mine==1",), TARGET).wheels[0].sha256.hex == wheel.sha256
-    assert hashed == [str(path)] * 2
+    assert hashed == ["mine-1-py3-none-any.whl"] * 2
 
 
 def test_an_archive_is_compared_with_what_the_index_has(index: FakeIndex):
