@@ -3,7 +3,7 @@
 All libraries inflate to the same bytes. The bit that ends a stream is the first of its last block, and nothing shows
 where that block begins. A decoder finds it: one that is in the last block already, and then gets only the end of the
 stream, reads wrong bytes for a while until codes fall into step, and ends where the stream ends. One before the last
-block has the wrong codes.
+block has the wrong codes. A stored last block is found by its size, and a short one with fixed codes by trying.
 """
 
 import gzip
