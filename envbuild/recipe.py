@@ -11,7 +11,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.wheel.install import Scheme
 
-LAYER_FORMAT = 12
+LAYER_FORMAT = 13
 """Raised whenever the same recipe would give other bytes."""
 PYTHON_LABEL = "dev.envbuild.python"
 VARIANT_LABEL = "dev.envbuild.variant"

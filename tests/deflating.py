@@ -5,6 +5,7 @@ import random
 import zlib
 
 from envbuild.oci import gzip
+from envbuild.oci.deflate import LastBlockError, continued
 
 FORGED = base64.b85decode(
     "?9c%T000OBu!H?G-"
@@ -37,6 +38,23 @@ def deflated(*contents, level=6, memory=8, way=zlib.Z_DEFAULT_STRATEGY, flush=zl
     compressor = zlib.compressobj(level, zlib.DEFLATED, -15, memory, way)
     before = b"".join(compressor.compress(content) + compressor.flush(flush) for content in contents[:-1])
     return before + compressor.compress(contents[-1]) + compressor.flush(), before
+
+
+def opened(stream):
+    """The stream without its end; None if its last block is not found."""
+    try:
+        return b"".join(blocks for blocks, _ in continued(memoryview(stream)))
+    except LastBlockError:
+        return None
+
+
+def place(stream):
+    """The bit where its last block begins, as it is cleared; None if it is not found."""
+    found = opened(stream)
+    if found is None:
+        return None
+    changed = int.from_bytes(stream, "little") ^ int.from_bytes(found[: len(stream)], "little")
+    return (changed & -changed).bit_length() - 1
 
 
 def follows(opened, content):

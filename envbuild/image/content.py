@@ -18,10 +18,9 @@ from typing import BinaryIO
 
 from envbuild.errors import BuildError
 from envbuild.image.layers.maker import LayerSpec
-from envbuild.image.layers.writer import HashedStream, LayerResult, write_compressed
+from envbuild.image.layers.writer import LayerResult, write_compressed, write_pieces
 from envbuild.oci import gzip, tar
 from envbuild.oci.compression import GZIP, Compression
-from envbuild.oci.deflate import crc32
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import LAYER_FORMAT
@@ -164,15 +163,10 @@ def _write(entries: Sequence[_Entry], sink: BinaryIO, pool: Executor, compressio
     pieces = tar.pieces((entry, file.pieces() if file else ()) for entry, file in entries)
     if compression != GZIP:
         return write_compressed((data for _, data in pieces), sink, pool, compression)
-    with HashedStream(sink) as blob, HashedStream() as plain:
-        blob.write(gzip.HEADER)
-        checksum = 0
-        for is_header, data in pieces:
-            checksum = crc32(data, checksum)
-            plain.write(data)
-            if is_header:
-                blob.write(gzip.deflate_runs(bytes(data), final=False))
-            else:
-                blob.write(b"".join(gzip.stored(data, final=False)))
-        blob.write(gzip.LAST + gzip.end(checksum, plain.size))
-        return LayerResult(blob.digest(), blob.size, plain.digest())
+    return write_pieces(
+        (
+            (gzip.deflate_runs(bytes(data), final=False) if header else b"".join(gzip.stored(data, final=False)), data)
+            for header, data in pieces
+        ),
+        sink,
+    )

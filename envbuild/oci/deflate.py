@@ -3,18 +3,20 @@
 All libraries inflate to the same bytes. The bit that ends a stream is the first of its last block, and nothing shows
 where that block begins. A decoder finds it: one that is in the last block already, and then gets only the end of the
 stream, reads wrong bytes for a while until codes fall into step, and ends where the stream ends. One before the last
-block has the wrong codes.
+block has the wrong codes. A stored last block is found by its size, and a short one with fixed codes by trying.
 """
 
 import gzip
+import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, BinaryIO, Protocol
 
-from envbuild.oci.gzip import ALIGNED, LAST, deflate_runs, stored
+from envbuild.oci.gzip import ALIGNED, STORED_LIMIT, deflate_runs, stored
 
 _IN, _OUT = 1 << 20, 1 << 20
 _UNSUSPICIOUS, _EXPANSION = 1 << 30, 200
@@ -23,8 +25,10 @@ _WINDOW = bytes(1 << 15)
 """The largest distance (RFC 1951, section 2)."""
 GZIP_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """Exceptions of reading a damaged gzip file."""
-_NEAR = tuple(kib << 10 for kib in (16, 64, 256))
-"""Bytes before the end at which decoders are kept; a longer last block is not found."""
+_NEAR = tuple(kib << 10 for kib in (16, 64, 320))
+"""Bytes before the end at which decoders are kept; a longer last block is not found, but few compressors write any."""
+_CLOSE = 64
+"""Bytes before the end that are enough to tell how many bits of the last byte belong to the stream."""
 _ENDS = (96, 128, 160)
 """Bytes of the end that a decoder gets: codes may fall into step in one of them and not in another."""
 _LONGEST = 288
@@ -40,7 +44,7 @@ _REPEATED = {16: (3, 2), 17: (3, 3), 18: (11, 7)}
 """For symbols of section 3.2.7: the least number of repetitions, and the bits of the number of further ones."""
 
 
-class Inflater(Protocol):
+class Decoder(Protocol):
     """The common part of zlib's and zlib-ng's decompressors."""
 
     @property
@@ -50,17 +54,10 @@ class Inflater(Protocol):
     @property
     def unconsumed_tail(self) -> bytes: ...
     def decompress(self, data: bytes | memoryview, /, max_length: int = 0) -> bytes: ...
-
-
-class Decoder(Inflater, Protocol):
-    """An inflater that can be copied in the middle of a stream."""
-
     def copy(self) -> "Decoder": ...
 
 
 _library: Any = zlib
-_copying: Any = zlib
-"""Separate from `_library`, as not every library's decoders can be copied."""
 _gzip: Any = gzip.GzipFile
 # Optional: inflates nearly twice as fast. ISA-L would be a little faster still, but accepts streams with incomplete
 # codes, which zlib and Go's library refuse, and so every engine that unpacks the layer.
@@ -68,7 +65,7 @@ with suppress(ImportError):
     from zlib_ng import gzip_ng
     from zlib_ng import zlib_ng as _library
 
-    _copying, _gzip = _library, gzip_ng.GzipFile
+    _gzip = gzip_ng.GzipFile
     GZIP_ERRORS = (*GZIP_ERRORS, _library.error)
 
 
@@ -93,18 +90,8 @@ class DamagedStreamError(Exception):
     """A deflate stream that is damaged, or does not end where it should."""
 
 
-def decoder() -> Decoder:
-    """Return a decoder for a raw deflate stream that can be copied and accepts every distance."""
-    new: Decoder = _copying.decompressobj(-15, _WINDOW)
-    return new
-
-
-def inflated(inflater: Inflater, data: bytes | memoryview, most: int = 0) -> bytes:
-    """Inflate data; at most so many bytes, or 0 for all. Raises DamagedStreamError."""
-    try:
-        return inflater.decompress(data, most)
-    except Exception as error:  # each library has an exception class of its own
-        raise DamagedStreamError(f"is damaged: {error}") from error
+class LastBlockError(Exception):
+    """The last block of a deflate stream is not found, so that nothing can follow the stream."""
 
 
 def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
@@ -112,73 +99,108 @@ def inflate(data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
 
     The stream must end exactly with `data`.
     """
-    inflater: Inflater = _library.decompressobj(-15)
+    decoder = _decoder()
+    yield from _pieces(decoder, data)
+    _check_end(decoder)
+
+
+def _decoder(*window: bytes) -> Decoder:
+    new: Decoder = _library.decompressobj(-15, *window)
+    return new
+
+
+def _pieces(decoder: Decoder, data: memoryview) -> Iterator[tuple[memoryview, bytes]]:
     nothing = data[:0]
     for offset in range(0, len(data), _IN):
         taken = data[offset : offset + _IN]
         pending: bytes | memoryview = taken
         while len(pending):
-            if inflater.eof:
+            if decoder.eof:
                 raise DamagedStreamError("ends before the archive says")
-            piece = inflated(inflater, pending, _OUT)
-            pending = inflater.unconsumed_tail
+            piece = _inflated(decoder, pending, _OUT)
+            pending = decoder.unconsumed_tail
             yield taken, piece
             taken = nothing
     # A few bits at the end may expand to more bytes than one piece: all input is consumed, but not all output read.
-    while not inflater.eof and (piece := inflated(inflater, b"", _OUT)):
+    while not decoder.eof and (piece := _inflated(decoder, b"", _OUT)):
         yield nothing, piece
-    if not inflater.eof or inflater.unused_data:
+
+
+def _inflated(decoder: Decoder, data: bytes | memoryview, most: int = 0) -> bytes:
+    """Inflate data; at most so many bytes, or 0 for all. Raises DamagedStreamError."""
+    try:
+        return decoder.decompress(data, most)
+    except Exception as error:  # each library has an exception class of its own
+        raise DamagedStreamError(f"is damaged: {error}") from error
+
+
+def _check_end(decoder: Decoder) -> None:
+    if not decoder.eof or decoder.unused_data:
         raise DamagedStreamError("does not end where the archive says")
 
 
-def inflate_whole(data: bytes | memoryview, size: int) -> bytes:
-    """Return the content of a raw deflate stream that must end with `data`; of a content over `size` bytes, a part."""
-    inflater: Inflater = _library.decompressobj(-15)
-    content = inflated(inflater, data, size + 1)
-    if len(content) <= size and (not inflater.eof or inflater.unused_data):
-        raise DamagedStreamError("does not end where the archive says")
-    return content
+def continued(data: memoryview) -> Iterator[tuple[bytes | memoryview, bytes]]:
+    """Yield a raw deflate stream without its end, so that more blocks can follow, with its content, in bounded pieces.
 
-
-def continued(stream: bytes, content: bytes) -> bytes | None:
-    """Return a raw deflate stream with this content without its end, so that more blocks can follow.
-
-    None if that is impossible: the last block is not found, or relevant bits behind its end are not zero. An empty
-    stored block, not final, fills the last byte: its three zero bits are those behind the end or, if too few are left,
-    in one more byte (RFC 1951, section 3.2.3). A trial shows which.
+    The stream must end exactly with `data`. Its end is changed: the last block's final bit is cleared, and an empty
+    stored block, not final, fills the last byte, or one more if that has no three bits left (RFC 1951, section 3.2.3).
+    LastBlockError, after the content, if the last block is not found.
     """
-    at = None
-    with suppress(DamagedStreamError):  # another library may read it
-        at = 0 if stream[0] & 1 else last_block(stream)
+    near, close = (max(len(data) - size, 0) for size in (_NEAR[-1], _CLOSE))
+    decoder = _decoder()
+    yield from _pieces(decoder, data[:near])
+    # One from the beginning accepts every distance, so that it can go on with other bytes.
+    known = decoder.copy() if near else _decoder(_WINDOW)
+    yield from ((b"", piece) for _, piece in _pieces(decoder, data[near:close]))
+    before_end, contents = decoder.copy(), []
+    for _, piece in _pieces(decoder, data[close:]):
+        contents.append(piece)
+        yield b"", piece
+    _check_end(decoder)
+    end = bytearray(data[near:])
+    at = 0 if not near and end[0] & 1 else last_block(bytes(end), known)
     if at is None:
-        return None
-    opened = stream[: at // 8] + bytes((stream[at // 8] & ~(1 << at % 8),)) + stream[at // 8 + 1 :]
-    tails = (ALIGNED, b"\0" + ALIGNED)
-    # Codes end with a one more often than not, and zeros follow.
-    for tail in tails if opened[-1] < 1 << 5 else tails[::-1]:
-        with suppress(DamagedStreamError):
-            if inflate_whole(opened + tail + LAST, len(content)) == content:
-                return opened + tail
-    return None
+        raise LastBlockError
+    end[at // 8] ^= 1 << at % 8
+    bits = _last_bits(before_end, bytes(data[close:]), b"".join(contents))
+    end[-1] &= (1 << bits) - 1
+    yield bytes(end) + (ALIGNED if bits <= 5 else b"\0" + ALIGNED), b""
 
 
-def last_block(stream: bytes) -> int | None:
-    """Return the bit of a stream where the last of several blocks begins, if it has dynamic codes and is near the end.
+def _last_bits(decoder: Decoder, end: bytes, content: bytes) -> int:
+    """Return how many bits of the last byte belong to the stream: other bits behind them change nothing."""
 
-    None otherwise, or if it is too short or too regular for codes to fall into step; DamagedStreamError if a decoder
-    fails. The result depends on no library: each decodes the same bits to the same end.
+    def enough(bits: int) -> bool:
+        return _ended(decoder.copy(), end[:-1] + bytes((end[-1] ^ 0xFF << bits & 0xFF,))) == content
+
+    return bisect_left(range(8), True, key=enough)
+
+
+def last_block(end: bytes, known: Decoder) -> int | None:
+    """Return the bit of `end` where the last block of a stream begins, for a decoder of what is before `end`.
+
+    None if it is not there or not found, as its codes are too regular to fall into step. The result depends on no
+    library: each decodes the same bits to the same end.
     """
-    decoders, known, taken = [], decoder(), 0
-    for start in sorted({max(len(stream) - near, 0) for near in _NEAR}):
-        inflated(known, stream[taken:start])
+    decoders, taken = [], 0
+    for start in sorted({max(len(end) - near, 0) for near in (*_NEAR, _ENDS[-1])}):
+        known = _advanced(known, end[taken:start])
+        decoders.append((start, known))
         taken = start
-        decoders.append((start, known.copy()))
-    inside = _first_inside(stream, decoders)
-    for at in _final_headers(stream, inside):
+    inside = _first_inside(end, decoders)
+    for at in chain(_dynamic(end, inside), _fixed(end, inside), islice(_stored(end), _MOST)):
         before = [pair for pair in decoders if pair[0] <= at // 8]
-        if before and _begins(stream, at, *before[-1]):
+        if before and _begins(end, at, *before[-1]):
             return at
     return None
+
+
+def _advanced(decoder: Decoder, data: bytes) -> Decoder:
+    """Return a copy of a decoder that has read more."""
+    further = decoder.copy()
+    for _ in _pieces(further, memoryview(data)):
+        pass
+    return further
 
 
 def _first_inside(stream: bytes, decoders: Sequence[tuple[int, Decoder]]) -> int:
@@ -189,8 +211,8 @@ def _first_inside(stream: bytes, decoders: Sequence[tuple[int, Decoder]]) -> int
     before, latest = outside[-1]
     inside = min((start for start, _ in decoders if start > before), default=len(stream))
     while inside - before > 1:
-        middle, further = (before + inside) // 2, latest.copy()
-        inflated(further, stream[before:middle])
+        middle = (before + inside) // 2
+        further = _advanced(latest, stream[before:middle])
         if _is_inside(stream, middle, further):
             inside = middle
         else:
@@ -207,7 +229,7 @@ def _is_inside(stream: bytes, taken: int, known: Decoder) -> bool:
     return False
 
 
-def _final_headers(stream: bytes, inside: int) -> Iterator[int]:
+def _dynamic(stream: bytes, inside: int) -> Iterator[int]:
     """Yield the bits where a final block with dynamic codes may begin, if its codes begin about `inside`."""
     first = max(inside - _LONGEST - _ABOUT // 8, 0)
     bits, end = int.from_bytes(stream[first : inside + _ABOUT // 8], "little"), (inside - first) * 8
@@ -215,6 +237,23 @@ def _final_headers(stream: bytes, inside: int) -> Iterator[int]:
         size = _header_size(bits >> at)
         if size and abs(at + size - end) <= _ABOUT:
             yield first * 8 + at
+
+
+def _fixed(stream: bytes, inside: int) -> Iterator[int]:
+    """Yield the bits where a final block with fixed codes may begin: near the end, or about `inside`."""
+    near, about = max(len(stream) - _ENDS[-1], 0), max(inside - _ABOUT // 8, 0)
+    for first, after in ((near, len(stream)), (about, min(inside + _ABOUT // 8, near))):
+        bits = int.from_bytes(stream[first:after], "little")
+        yield from (first * 8 + at for at in reversed(range(bits.bit_length())) if bits >> at & 7 == 0b011)
+
+
+def _stored(stream: bytes) -> Iterator[int]:
+    """Yield the bits where a final stored block may begin (section 3.2.4), which has its size before its content."""
+    for size in range(min(len(stream) - 4, STORED_LIMIT + 1)):
+        start = len(stream) - size - 4
+        if stream.startswith(struct.pack("<HH", size, size ^ 0xFFFF), start):
+            bits = int.from_bytes(stream[start - 2 : start], "little")
+            yield from (start * 8 - 16 + at for at in range(6, 14) if bits >> at & 7 == 1)
 
 
 def _likely(bits: int) -> Iterator[int]:
@@ -234,20 +273,20 @@ def _begins(stream: bytes, at: int, start: int, known: Decoder) -> bool:
     digest, which no stream can contain.
     """
     mark, bits = sha256(stream).digest(), at % 8
-    before, low = stream[start : at // 8], stream[at // 8] & (1 << bits) - 1
+    before, low = _advanced(known, stream[start : at // 8]), stream[at // 8] & (1 << bits) - 1
     coded = deflate_runs(mark)
     blocks = (
         (low | int.from_bytes(coded, "little") << bits).to_bytes(len(coded) + (bits > 0), "little"),
         (low | 1 << bits).to_bytes((bits + 10) // 8, "little") + b"".join(stored(mark))[1:],
     )
-    one, other = (_ended(known.copy(), before + block) for block in blocks)
+    one, other = (_ended(before.copy(), block) for block in blocks)
     return one is not None and one == other and one.endswith(mark)
 
 
 def _ended(known: Decoder, data: bytes) -> bytes | None:
     """Return the output for data that ends the stream; None if it does not end."""
     try:
-        output = inflated(known, data)
+        output = _inflated(known, data)
     except DamagedStreamError:
         return None
     return output if known.eof else None

@@ -6,8 +6,6 @@ deflate blocks that exist already (a wheel's), and those of the small encoders b
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -18,96 +16,13 @@ STORED_LIMIT = 65535
 """Bytes that one stored block can hold."""
 ALIGNED = b"\x00\x00\xff\xff"
 """An empty stored block but for its three bits, all zero: after it a stream goes on with whole bytes."""
-_POLYNOMIAL, _ONE, _X8 = 0xEDB88320, 1 << 31, 1 << 23
-"""The polynomial of CRC-32, one, and x to the eighth: the factor for a byte of zeros."""
 LAST = b"\x03\x00"
 """An empty block that ends a stream (RFC 1951, section 3.2.6)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Part of a deflate stream, of whole bytes, and its content."""
-
-    deflated: bytes | memoryview
-    plain: bytes | memoryview
-    final: bool = False
-    """Whether the stream ends with it."""
-    crc32: int = 0
-    size: int = 0
-    """Both of the content that no part before has counted."""
-
-
-class Members:
-    """As few gzip members as parts allow: one ends only with a part that ends its stream.
-
-    Readers need a fixed time for each member: unpigz (Docker) a long one, and pgzip (podman) does not read ahead beyond
-    its end.
-    """
-
-    def __init__(self) -> None:
-        self._open, self._checksum, self._size = False, 0, 0
-
-    def add(self, part: Part) -> Iterator[bytes | memoryview]:
-        """Yield the bytes to append."""
-        if not self._open:
-            yield HEADER
-            self._open, self._checksum, self._size = True, 0, 0
-        yield part.deflated
-        self._checksum, self._size = combined(self._checksum, part.crc32, part.size), self._size + part.size
-        if part.final:
-            self._open = False
-            yield end(self._checksum, self._size)
-
-    def ended(self) -> Iterator[bytes | memoryview]:
-        """Yield the end of the open member, if there is one."""
-        if self._open:
-            yield from self.add(Part(LAST, b"", final=True))
 
 
 def end(crc32: int, size: int) -> bytes:
     """Return the bytes that follow a member's deflate stream: CRC and length modulo 2^32, of the uncompressed data."""
     return struct.pack("<II", crc32, size & 0xFFFFFFFF)
-
-
-def gathered(parts: Iterable[Part], crc32: Callable[[bytes], int]) -> Iterator[Part]:
-    """Join the parts up to each final one, with checksum and size."""
-    some: list[Part] = []
-    for part in parts:
-        some.append(part)
-        if part.final:
-            yield _counted(some, crc32)
-            some = []
-    if some:
-        yield _counted(some, crc32)
-
-
-def _counted(parts: Sequence[Part], crc32: Callable[[bytes], int]) -> Part:
-    plain = b"".join([part.plain for part in parts])
-    deflated = b"".join([part.deflated for part in parts])
-    return Part(deflated, plain, final=parts[-1].final, crc32=crc32(plain), size=len(plain))
-
-
-def combined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two pieces, from that of each and the size of the second (zlib's `crc32_combine`)."""
-    if not first:
-        return second
-    power, squared = _ONE, _X8
-    while size:
-        if size & 1:
-            power = _product(squared, power)
-        squared, size = _product(squared, squared), size >> 1
-    return _product(power, first) ^ second
-
-
-@lru_cache(maxsize=1024)
-def _product(one: int, other: int) -> int:
-    """Multiply two polynomials modulo that of CRC-32, whose highest power is the lowest bit (RFC 1952, section 8)."""
-    product = 0
-    for place in range(31, -1, -1):
-        if one >> place & 1:
-            product ^= other
-        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
-    return product
 
 
 def stored(data: bytes | memoryview, *, final: bool = True) -> list[bytes | memoryview]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -176,6 +177,28 @@ def test_nobody_follows_a_layer_whose_wheel_is_still_on_its_way(tmp_path, monkey
     monkeypatch.setattr(WheelFiles, "path", arriving)
     built(tmp_path, WHEELS[0], on_start=lambda blob: happened.append(f"{blob.label} begun"))
     assert happened[:2] == ["large came", "large 1 begun"]
+
+
+def test_a_heavy_layer_with_a_stream_that_cannot_be_continued_is_compressed_as_a_whole(
+    answers, tmp_path, tmp_path_factory, monkeypatch
+):
+    """Such a stream is known at its end only, when the layer has been written up to there."""
+    text, usual = b"".join(b"%d\n" % number for number in range(400_000)), zlib.compressobj
+    with monkeypatch.context() as patch:  # where all blocks have the same codes, none is known by them
+        patch.setattr(zlib, "compressobj", lambda level, way, bits: usual(level, way, bits, 9, zlib.Z_FIXED))
+        wheel = make_wheel("odd", "1", LARGE | {"odd/large": text})
+    with Followers() as followers:
+        result = built(tmp_path, wheel, on_start=followers.follow)
+    assert [data for _, data in followers.read()] == [b""]
+    assert answers == []
+    with result.image.layers[0].open() as blob:
+        reader = zlib.decompressobj(31)
+        reader.decompress(blob.read())
+    assert reader.eof
+    assert not reader.unused_data
+    assert tree(result.image)["opt/env/lib/python3.11/site-packages/odd/large"][1] == text
+    monkeypatch.setattr(maker, "_HEAVY", 1 << 30)
+    assert built(tmp_path_factory.mktemp("here"), wheel).image.digest == result.image.digest
 
 
 def test_a_layer_that_cannot_be_written_is_abandoned(answers, tmp_path):

@@ -25,7 +25,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
 from envbuild.recipe import Recipe
 
-_FORMAT = 4
+_FORMAT = 5
 """Raised whenever the same packages would give other bytes."""
 _UNREAD = ("usr/share/man/", "usr/share/info/", "usr/share/locale/", "usr/share/lintian/")
 """Files that no program reads; copyrights stay."""

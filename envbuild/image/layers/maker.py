@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from envbuild.lock.facts import requirements_of
 from envbuild.lock.model import LockedWheel
 from envbuild.oci.blobs import GrowingBlob, open_file
 from envbuild.oci.compression import Compression
+from envbuild.oci.deflate import LastBlockError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, Opener
 from envbuild.recipe import Recipe
@@ -216,17 +217,17 @@ class Maker:
         if spec.heavy:
             wheels = [self.opened.file(wheel, self._wheels.path(wheel)) for wheel in spec.wheels]
             task = Task(scheme=self.opened.scheme, wheels=wheels, compression=compression, file=sink.name)
-            if answer := self._helper.write(task):
-                self.opened.learn(answer)
-                return answer.result
-        if os.fstat(sink.fileno()).st_size:
-            abandon()
-            sink.truncate(0)
-        prefix = spec.prefix or self._recipe.prefix
-        files = spec.files(self.opened)
-        if spec.compress:
-            return write_compressed(tar_layer(prefix, files, self._pool, spec.links), sink, self._pool, compression)
-        return write_layer(sink, prefix, files, self._pool, spec.links, compression)
+            with suppress(LastBlockError):  # it comes again below
+                if answer := self._helper.write(task):
+                    self.opened.learn(answer)
+                    return answer.result
+        prefix, files = spec.prefix or self._recipe.prefix, spec.files(self.opened)
+        if not spec.compress:
+            _empty(sink, abandon)
+            with suppress(LastBlockError):
+                return write_layer(sink, prefix, files, self._pool, spec.links, compression)
+        _empty(sink, abandon)
+        return write_compressed(tar_layer(prefix, files, self._pool, spec.links), sink, self._pool, compression)
 
     def _open(self, spec: LayerSpec, expected: LayerResult, where: str, found: CachedLayer | None = None) -> BinaryIO:
         """Open a layer of the cache after its bytes were checked; one that is damaged or lost is made again.
@@ -245,3 +246,10 @@ class Maker:
             todo = "find out who wrote it; build with --no-remote-cache and another cache (ENVBUILD_CACHE)"
             raise BuildError(what, where=spec.label, todo=todo)
         return open_file(found.path)
+
+
+def _empty(sink: BinaryIO, abandon: Callable[[], None]) -> None:
+    if sink.seek(0, os.SEEK_END):
+        abandon()
+        sink.seek(0)
+        sink.truncate()

@@ -1,11 +1,12 @@
 """The writer of layers: spliced from the streams of wheels, or compressed.
 
 A wheel is not compressed again: its own deflate streams are used, with blocks for tar headers between them. For each
-file one block holds the padding of the file before and the tar header; the wheel's bytes follow unchanged. A gzip
-member ends after a large file's stream, and after the few streams whose last block is not found. Two digests
-are computed in threads: of the blob, and of the tar inside (the diff id). Files are read and inflated in parallel.
+file one block holds the padding of the file before and the tar header; the wheel's bytes follow, with the end of their
+stream opened. All is one gzip member, as many readers stop after the first. Two digests are computed in threads: of the
+blob, and of the tar inside (the diff id). Files are read and inflated in parallel.
 
-Files that are not compressed yet are compressed by libdeflate in one exact release, as the PyPI package `deflate`
+Files that are not compressed yet, and the few whose stream cannot be opened, are compressed by libdeflate in one exact
+release, as the PyPI package `deflate`
 carries it: unlike zlib, zlib-ng and ISA-L it gives the same bytes on every processor. Layers of zstd are the same tars,
 compressed by the release of zstd in the package `zstandard`. A known answer shows whether it is that release, as a
 distribution may have replaced it.
@@ -25,7 +26,7 @@ import zstandard
 from envbuild.errors import MissingComponentError
 from envbuild.oci import gzip, tar
 from envbuild.oci.compression import DEFAULT_LEVEL, GZIP, Compression
-from envbuild.oci.deflate import DamagedStreamError, continued, crc32, inflate, inflate_whole
+from envbuild.oci.deflate import DamagedStreamError, LastBlockError, continued, crc32, inflate
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, Descriptor
 from envbuild.wheel.archive import Member, WheelArchive
@@ -53,8 +54,8 @@ _ZSTD_LEVELS = (1, 3, 5, 7, 8)
 _WORKERS = min(os.cpu_count() or 1, 4)
 """Threads that compress one zstd layer; each keeps some pieces in memory, and more of them wait for the tar."""
 
-_Piece = tuple[bytes | memoryview, bytes | memoryview]
-"""Bytes of a deflate stream, and their content; either may be empty."""
+Piece = tuple[bytes | memoryview, bytes | memoryview]
+"""Bytes of a compressed stream, and their content; either may be empty."""
 
 
 class HashedStream:
@@ -183,55 +184,71 @@ def write_layer(
 ) -> LayerResult:
     """Write one layer with these files and links below `prefix`, parents first, sorted by path.
 
-    The bytes do not depend on the pool. Memory stays bounded whatever the size of the files.
+    The bytes do not depend on the pool. Memory stays bounded whatever the size of the files. LastBlockError if the
+    stream of a large file cannot be continued, which shows at its end: the sink has bytes then, and the layer can only
+    be compressed as a whole.
     """
     if compression != GZIP:
         return write_compressed(tar_layer(prefix, files, pool, links), sink, pool, compression)
-    items, members = _items(prefix.lstrip("/"), files, links), gzip.Members()
-    with HashedStream(sink) as blob, HashedStream() as plain:
-
-        def write(part: gzip.Part) -> None:
-            for piece in members.add(part):
-                blob.write(piece)
-            plain.write(part.plain)
-
-        for parts in run_in_order(pool, (partial(_batch_parts, batch) for batch in _batches(items)), _AHEAD):
-            for part in parts:
-                write(part)
-        data = _end(items)
-        write(gzip.Part(gzip.deflate_runs(data), data, final=True, crc32=crc32(data), size=len(data)))
-        return LayerResult(blob.digest(), blob.size, plain.digest())
+    return write_pieces(_layer(prefix, files, pool, links, splice=True), sink)
 
 
 def tar_layer(
     prefix: str, files: Sequence[LayerFile], pool: Executor, links: Sequence[Link] = ()
 ) -> Iterator[bytes | memoryview]:
     """Yield the tar that is in the layer of `write_layer`."""
+    return (plain for _, plain in _layer(prefix, files, pool, links, splice=False))
+
+
+def _layer(
+    prefix: str, files: Sequence[LayerFile], pool: Executor, links: Sequence[Link], *, splice: bool
+) -> Iterator[Piece]:
+    """Yield the tar, with its deflate blocks if it is spliced, and nothing otherwise."""
     items = _items(prefix.lstrip("/"), files, links)
-    for pieces in run_in_order(pool, (partial(_batch_pieces, batch) for batch in _batches(items)), _AHEAD):
+    jobs = (partial(_batch_pieces, batch, splice=splice) for batch in _batches(items))
+    for pieces in run_in_order(pool, jobs, _AHEAD):
         yield from pieces
-    yield _end(items)
+    end = bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
+    yield gzip.deflate_runs(end, final=False) if splice else b"", end
 
 
-def _batch_pieces(batch: Sequence[_Item]) -> Iterable[bytes | memoryview]:
-    """Make a piece of the tar: at once, except for a large file, which is inflated while the pieces are taken."""
-    pieces = (piece for item in batch for piece in _pieces(item))
-    return pieces if batch[0].weight > _BATCH else [b"".join(pieces)]
+def _batch_pieces(batch: Sequence[_Item], *, splice: bool) -> Iterable[Piece]:
+    """Make a piece of the layer: at once, except for a large file, which is inflated while the pieces are taken."""
+    if batch[0].weight > _BATCH:  # which has a batch of its own
+        return _pieces(batch[0], splice=splice)
+    return [_join(piece for item in batch for piece in _small_pieces(item, splice=splice))]
 
 
-def _pieces(item: _Item) -> Iterator[bytes | memoryview]:
-    yield bytes(item.padding) + tar.header(item.entry)
-    if isinstance(item.content, LayerFile):
-        source, archive = item.content.file.source, item.content.archive
-        if isinstance(source, bytes):
-            yield source
-        elif archive is not None:
-            pieces = _inflate(archive, source) if source.deflated else _slices(archive, source)
-            yield from (plain for _, plain in _check(archive, source, pieces, item.content.file.recorded))
+def _join(pieces: Iterable[Piece]) -> Piece:
+    blocks, plain = zip(*pieces, strict=True)
+    return b"".join(blocks), b"".join(plain)
 
 
-def _end(items: Sequence[_Item]) -> bytes:
-    return bytes(tar.padding(items[-1].entry.size) if items else 0) + tar.END
+def _small_pieces(item: _Item, *, splice: bool) -> Sequence[Piece]:
+    try:
+        return list(_pieces(item, splice=splice))
+    except LastBlockError:
+        return [_compress(b"".join(plain for _, plain in _pieces(item, splice=False)))]
+
+
+def _pieces(item: _Item, *, splice: bool) -> Iterator[Piece]:
+    header = bytes(item.padding) + tar.header(item.entry)
+    yield gzip.deflate_runs(header, final=False) if splice else b"", header
+    if not isinstance(item.content, LayerFile):
+        return
+    source, archive = item.content.file.source, item.content.archive
+    if isinstance(source, bytes):
+        yield _store(source, splice=splice)
+    elif archive is not None:
+        if source.deflated:
+            pieces = _inflate(archive, source, continued if splice else inflate)
+        else:
+            pieces = (_store(part, splice=splice) for part in _slices(archive, source))
+        yield from _check(archive, source, pieces, item.content.file.recorded)
+
+
+def _store(data: bytes | memoryview, *, splice: bool) -> Piece:
+    return b"".join(gzip.stored(data, final=False)) if splice else b"", data
 
 
 def _items(root: str, files: Sequence[LayerFile], links: Sequence[Link]) -> list[_Item]:
@@ -271,74 +288,12 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _batch_parts(batch: Sequence[_Item]) -> Iterable[gzip.Part]:
-    """Make a part of the layer: at once, except for a large file, which is inflated while the parts are taken."""
-    large = batch[0].content if batch[0].weight > _BATCH else None  # which has a batch of its own
-    if isinstance(large, LayerFile) and large.archive is not None and not isinstance(large.file.source, bytes):
-        return _stream_parts(_header(batch[0]), large.archive, large.file.source, large.file.recorded)
-    return list(gzip.gathered((part for item in batch for part in _parts(item)), crc32))
-
-
-def _stream_parts(header: gzip.Part, archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
-    yield from gzip.gathered([header], crc32)
-    for compressed, plain in _splice(archive, member, recorded):
-        yield gzip.Part(compressed, plain)
-    yield gzip.Part(b"", b"", final=member.deflated, crc32=member.crc32, size=member.size)
-
-
-def _header(item: _Item) -> gzip.Part:
-    header = bytes(item.padding) + tar.header(item.entry)
-    return gzip.Part(gzip.deflate_runs(header, final=False), header)
-
-
-def _parts(item: _Item) -> Iterator[gzip.Part]:
-    yield _header(item)
-    content = item.content
-    if not isinstance(content, LayerFile):
-        return
-    source = content.file.source
-    if isinstance(source, bytes):
-        if source:
-            yield _store(source)
-    elif content.archive is not None:
-        yield from _member_parts(content.archive, source, content.file.recorded)
-
-
-def _store(content: bytes) -> gzip.Part:
-    return gzip.Part(b"".join(gzip.stored(content, final=False)), content)
-
-
-def _member_parts(archive: WheelArchive, member: Member, recorded: str) -> Iterator[gzip.Part]:
-    if not member.size:
-        archive.read(member)  # checks that it is empty
-        return
-    if not member.deflated:
-        yield _store(b"".join([plain for _, plain in _splice(archive, member, recorded)]))
-        return
-    data = archive.data(member)
-    try:
-        content = inflate_whole(data, member.size)
-    except DamagedStreamError as error:
-        raise archive.refuse(f"{member.name} {error}") from error
-    list(_check(archive, member, [(b"", content)], recorded))
-    stream = bytes(data)
-    archive.release(member, len(stream))
-    opened = continued(stream, content)
-    yield gzip.Part(opened or stream, content, final=opened is None)
-
-
-def _splice(archive: WheelArchive, member: Member, recorded: str) -> Iterator[_Piece]:
-    """Pass a member's own bytes on, and check on the way that they are what the archive says."""
-    if member.deflated:
-        return _check(archive, member, _inflate(archive, member), recorded)
-    pieces = ((b"".join(gzip.stored(part, final=False)), part) for _, part in _slices(archive, member))
-    return _check(archive, member, pieces, recorded)
-
-
-def _inflate(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
+def _inflate(
+    archive: WheelArchive, member: Member, read: Callable[[memoryview], Iterator[tuple[bytes | memoryview, bytes]]]
+) -> Iterator[Piece]:
     done = 0
     try:
-        for taken, piece in inflate(archive.data(member)):
+        for taken, piece in read(archive.data(member)):
             yield taken, piece
             done += len(taken)
             archive.release(member, done)
@@ -346,16 +301,16 @@ def _inflate(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
         raise archive.refuse(f"{member.name} {error}") from error
 
 
-def _slices(archive: WheelArchive, member: Member) -> Iterator[_Piece]:
+def _slices(archive: WheelArchive, member: Member) -> Iterator[memoryview]:
     """Yield the content of a member that is stored."""
     data = archive.data(member)
     for offset in range(0, len(data), _STORED):
         part = data[offset : offset + _STORED]
-        yield b"", part
+        yield part
         archive.release(member, offset + len(part))
 
 
-def _check(archive: WheelArchive, member: Member, pieces: Iterable[_Piece], recorded: str) -> Iterator[_Piece]:
+def _check(archive: WheelArchive, member: Member, pieces: Iterable[Piece], recorded: str) -> Iterator[Piece]:
     """Refuse content that does not match the directory; note content that matches RECORD, which no installer checks."""
     checksum = size = 0
     hasher = hashlib.sha256() if archive.verify_record else None
@@ -381,28 +336,33 @@ def write_compressed(
     MissingComponentError if the compressor is absent or another release.
     """
     check_library(compression)
-    pieces = _deflated(tarred, pool) if compression == GZIP else _zstd(tarred, compression.level, _WORKERS)
+    if compression == GZIP:
+        return write_pieces(run_in_order(pool, map(partial(partial, _compress), _cut(tarred)), _PIECES_AHEAD), sink)
+    return write_pieces(_zstd(tarred, compression.level, _WORKERS), sink, compression)
+
+
+def write_pieces(pieces: Iterable[Piece], sink: BinaryIO, compression: Compression = GZIP) -> LayerResult:
+    """Write a layer of compressed pieces; of deflate blocks, none of them final, one gzip member."""
+    checksum = 0
     with HashedStream(sink) as blob, HashedStream() as plain:
+        if compression == GZIP:
+            blob.write(gzip.HEADER)
         for packed, piece in pieces:
             plain.write(piece)
             blob.write(packed)
+            checksum = crc32(piece, checksum) if compression == GZIP else 0
+        if compression == GZIP:
+            blob.write(gzip.LAST + gzip.end(checksum, plain.size))
         return LayerResult(blob.digest(), blob.size, plain.digest(), compression.media_type)
 
 
-def _zstd(tarred: Iterable[bytes | memoryview], level: int, workers: int) -> Iterator[_Piece]:
+def _zstd(tarred: Iterable[bytes | memoryview], level: int, workers: int) -> Iterator[Piece]:
     """Compress into one frame, as many readers stop after the first; its bytes are the same for any workers above 0."""
     settings = zstandard.ZstdCompressionParameters.from_level(level, threads=workers, job_size=_PIECE)
     compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     for piece in tarred:
         yield compressor.compress(piece), piece
     yield compressor.flush(), b""
-
-
-def _deflated(tarred: Iterable[bytes | memoryview], pool: Executor) -> Iterator[_Piece]:
-    members = gzip.Members()
-    for part in run_in_order(pool, (partial(_compress, piece) for piece in _cut(tarred)), _PIECES_AHEAD):
-        yield b"".join(members.add(part)), part.plain
-    yield b"".join(members.ended()), b""
 
 
 def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
@@ -418,10 +378,14 @@ def _cut(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def _compress(piece: bytes) -> gzip.Part:
-    stream = _deflate(piece)
-    opened = continued(stream, piece)
-    return gzip.Part(opened or stream, piece, final=opened is None, crc32=crc32(piece), size=len(piece))
+def _compress(content: bytes) -> Piece:
+    """Compress into blocks that are not final: of the halves, if the last block is not found."""
+    check_library()
+    try:
+        return b"".join(block for block, _ in continued(memoryview(_deflate(content)))), content
+    except LastBlockError:
+        half = len(content) // 2
+        return _join([_compress(content[:half]), _compress(content[half:])])
 
 
 def _deflate(data: bytes) -> bytes:
