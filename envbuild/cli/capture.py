@@ -68,9 +68,9 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
 
 
 def _captured(options: CaptureOptions, command: list[str] | None) -> str:
-    """Capture by an interpreter, in a process without envbuild's modules, or in a container; return the text for stdout.
+    """Capture by an interpreter, by default envbuild's own, or in a container; return the text for stdout.
 
-    Without --python it is envbuild's own interpreter.
+    It is a process of its own, so that modules that envbuild imports do not count as the run's.
     """
     from envbuild.capture.files import manifest_text
     from envbuild.capture.program import check_options, merge_options

@@ -45,6 +45,8 @@ _NAMES = {
     "context": "a build context",
     "host": "a machine",
 }
+_NAMED = 8
+"""Failed checks that the error names."""
 _NO_IMAGE = ("docker-daemon:", "docker-archive:", "oci-archive:")
 
 
@@ -124,9 +126,11 @@ def run(
     _print(verdict, "json" if options.as_json else options.form or "text", more)
     if failure:
         raise failure
-    if wrong := len(verdict.wrong):
-        what = f"{wrong} of {counted(len(findings), 'finding')} {'differs' if wrong == 1 else 'differ'}"
-        todo = "find out why before you serve with this"
+    if wrong := verdict.wrong:
+        names = list(dict.fromkeys(it.about for it in wrong))
+        more = ", ..." if len(names) > _NAMED else ""
+        what = f"{len(wrong)} of {counted(len(findings), 'check')} failed: {one_line(', '.join(names[:_NAMED]))}{more}"
+        todo = "do what their lines say, before you serve with this"
         raise VerifyError(what, where=one_line(" ".join(targets)), todo=todo)
 
 
