@@ -282,13 +282,13 @@ def _run_golden(
 ) -> "Iterator[Finding]":
     from envbuild.files import cache_folder
     from envbuild.verify.golden.check import check
-    from envbuild.verify.golden.runners import InInterpreter, in_image
+    from envbuild.verify.golden.runners import InInterpreter, in_image, isolated
 
     cache = cache_folder()
 
     def runners(stack: ExitStack) -> "Iterator[Runner]":
         if python is not None:  # first, as it needs no engine, which may be missing
-            yield InInterpreter(name=python)
+            yield InInterpreter(name=python, sandbox=isolated(python, {}, cache))
         for name in images:
             yield stack.enter_context(in_image(name, machine=reader.machine, cache=cache, report=reader.progress))
 

@@ -309,7 +309,9 @@ def unfit(manifest: TrainingManifest) -> Finding | None:
 def golden_check(
     manifest: TrainingManifest, model: LocalModel, runner: Runner, *, seconds: float = SECONDS
 ) -> tuple[Finding, ...]:
-    """Run the sample with a model that lies here in one environment."""
+    """Run the sample with a model that lies here in one environment; a pickle only where something isolates it."""
+    if model.format in program.PICKLES and isinstance(runner, InInterpreter):
+        runner = runner.sandbox or runner
     if (fault := unfit(manifest) or _refuse(model, runner)) is not None:
         return (fault,)
     golden = manifest.golden
