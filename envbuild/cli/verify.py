@@ -128,8 +128,8 @@ def run(
         raise failure
     if wrong := verdict.wrong:
         names = list(dict.fromkeys(it.about for it in wrong))
-        more = ", ..." if len(names) > _NAMED else ""
-        what = f"{len(wrong)} of {counted(len(findings), 'check')} failed: {one_line(', '.join(names[:_NAMED]))}{more}"
+        named = one_line(", ".join((*names[:_NAMED], *["..."] * (len(names) > _NAMED))))
+        what = f"{len(wrong)} of {counted(len(findings), 'check')} failed: {named}"
         todo = "do what their lines say, before you serve with this"
         raise VerifyError(what, where=one_line(" ".join(targets)), todo=todo)
 

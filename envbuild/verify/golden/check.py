@@ -168,7 +168,8 @@ _ENDS = {
     139: "it crashed (SIGSEGV)",
 }
 _RECORD = (
-    "record one when training ends: golden_sample(...), keras_callback(golden_inputs=...) or capture --golden FILE"
+    "record one when training ends: golden_sample(...), keras_callback(golden_inputs=...) or capture --golden FILE; "
+    "or add one: `envbuild convert RECORD --golden FILE`, and build with the manifest that it prints"
 )
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
 _ISOLATED = (

@@ -187,8 +187,8 @@ def isolated(python: str, variables: Mapping[str, str], cache: Path) -> InBubble
     found = InBubblewrap(name=python, root=None, variables=variables, python=path, cache=cache, folders=folders)
     with workplace(cache) as folder:
         command = [*found.command(folder), path, "-c", "import ctypes, ssl"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return None if done.returncode else found
+        starts = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return None if starts.returncode else found
 
 
 @contextmanager
