@@ -18,7 +18,7 @@ from envbuild.capture.redact import scrub_line
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
-from envbuild.oci.reference import Reference
+from envbuild.oci.reference import PATH_STARTS, Reference
 
 IN_TOTO = "application/vnd.in-toto+json"
 """The media type of a statement, and the payload type of its envelope."""
@@ -100,7 +100,7 @@ def image_purl(reference: Reference, digest: Digest) -> PackageURL:
 
 def base_reference(name: str) -> Reference | None:
     """Parse a base's name as a registry reference; None if it may be a folder, or is invalid."""
-    if name.startswith(("/", ".", "~", DEBIAN)):
+    if name.startswith((*PATH_STARTS, DEBIAN)):
         return None
     try:
         return Reference.parse(name)

@@ -11,8 +11,8 @@ from envbuild.capture.distributions import site_folders
 from envbuild.capture.files import Facts, read_text
 from envbuild.capture.native import mapped_libraries
 
-_FINDER = "__editable__"
-"""Begins the names of modules that setuptools adds for an editable install; Python imports them at its start."""
+_AT_START = ("__editable__", "_distutils_hack")
+"""Begin the names of setuptools' modules that Python itself imports at its start, by a .pth file."""
 
 
 class LoadedFiles:
@@ -32,7 +32,7 @@ class LoadedFiles:
         if site not in self._names:
             folders = {os.path.join(it, "") for it in (site, os.path.realpath(site))}
             names = {path[len(folder) :] for folder in folders for path in self.files if path.startswith(folder)}
-            self._names[site] = {name for name in names if not name.startswith(_FINDER)}
+            self._names[site] = {name for name in names if not name.startswith(_AT_START)}
         return self._names[site]
 
     def has_unlisted(self, folder: str, facts: Facts, *, listed: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 from envbuild.capture.contract import contract_facts
 from envbuild.capture.files import Facts, manifest_text, present, say
 from envbuild.capture.gcs import check_out, write_out
-from envbuild.capture.record import capture, environment_facts
+from envbuild.capture.record import capture, check_modules, environment_facts
 from envbuild.capture.redact import scrub_line
 from envbuild.capture.variables import VARIABLE
 
@@ -120,6 +120,7 @@ def merge_options(given: Facts, command: Sequence[str] | None) -> Facts:
     settings = read_settings(given["config"]) if given["config"] else {}
     options = dict(given, variables=given["variable"])
     lists = {name: [*settings.get(name, ()), *options[name]] for name in LISTS}
+    check_modules(lists["load"])
     switches = {name: bool(given[name] or settings.get(name)) for name in ("patch", "deep")}
     if given["command"] is not None and command is not None:
         raise ValueError("command: give --command or words after --, not both")

@@ -72,11 +72,23 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
     if out is not None:
         write_out(out, manifest_text(manifest))
     tell_disagreements(manifest)
-    _tell_unused(manifest)
+    _tell_other_minor(manifest)
+    tell_unused(manifest)
     return manifest
 
 
-def _tell_unused(manifest: Facts) -> None:
+def _tell_other_minor(manifest: Facts) -> None:
+    """Warn of a model of another minor version of scikit-learn; envbuild's own commands know more libraries' rules."""
+    installed = _installed_versions(manifest).get("scikit-learn", "none")
+    model = manifest.get("model") or {}
+    writers = [it for one in (model, *(model.get("artifacts") or ())) for it in one.get("written_by") or ()]
+    for version in {str(it["version"]) for it in writers if it["name"] == "scikit-learn"}:
+        if version.split(".")[:2] != installed.split(".")[:2]:
+            what = "warning: scikit-learn %s wrote the model, and %s is installed here" % (version, installed)
+            say("%s, which may predict other numbers; capture the environment that saved the model" % what)
+
+
+def tell_unused(manifest: Facts) -> None:
     """Say how many distributions were not imported, where these are most of them, and what an image can leave out."""
     imported, installed = len(manifest.get("imported") or ()), len(manifest["distributions"])
     if imported and installed - imported >= max(10, imported):
@@ -94,7 +106,7 @@ def environment_facts(
     process: str = "run",
 ) -> Facts:
     """Describe the interpreter and the surroundings of its process; `process` is `run` or `fresh`."""
-    load = list(load)
+    load = check_modules(load)
     notes = _load_modules(load)
     distributions = find_distributions(patch)
     # A fresh process has imported what it was told to.
@@ -157,13 +169,19 @@ def complete(environment: Facts, contract: Facts | None, model_uri: str | None, 
     return dict(manifest, disagreements=present(find_disagreements(manifest)))
 
 
-def _load_modules(names: Iterable[str]) -> list[str]:
-    """Import modules; return a sentence for each that failed, printed to stderr too. ValueError for invalid names."""
-    modules, failures = list(names), []
+def check_modules(names: Iterable[str]) -> list[str]:
+    """Return the names of modules; ValueError for one that is no such name."""
+    modules = list(names)
     for name in modules:
         if not MODULE.fullmatch(name):
             raise ValueError("load: %r is not the name of a module" % name)
-    for name in modules:
+    return modules
+
+
+def _load_modules(names: Iterable[str]) -> list[str]:
+    """Import modules; return a sentence for each that failed, printed to stderr too."""
+    failures = []
+    for name in names:
         folder = os.getcwd()  # to which the paths of all options are relative
         try:
             with _stdout_to_stderr():

@@ -183,12 +183,16 @@ def _object(uri: str) -> bytes | None:
 def report_decisions(stack: "Stack", manifest: "TrainingManifest", progress: Progress) -> None:
     """Report what was decided for a run, and why; --json has digests whole.
 
-    A run without a framework is named after the libraries that wrote its model.
+    A run without a framework is named after the libraries that wrote its model, in the versions that it gets.
     """
+    from envbuild.verify.sources import side_of_stack
+
     names = [stack.title] if stack.framework != "none" else []
     if manifest.model and not names:
+        packages = side_of_stack(stack, "").packages or {}
         writers = (*manifest.model.written_by, *(it for one in manifest.model.artifacts for it in one.written_by))
-        names = list(dict.fromkeys(f"{it.name} {it.version or ''}".strip() for it in writers))
+        there = (packages.get(it.name) for it in writers)
+        names = list(dict.fromkeys(f"{it.name} {it.version or ''}".strip() for it in there if it))
     title = f"{', '.join(names)} on Python" if names else "Python"
     progress.step(f"{title} {stack.python}, {stack.variant.upper()}")
     for it in stack.decisions:

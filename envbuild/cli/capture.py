@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,14 +65,15 @@ def run(ctx: typer.Context, *, options: CaptureOptions) -> None:
     if out and Path(out).is_dir():
         raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
     typer.echo(_captured(options, ctx.meta.get(WORDS)), nl=False)
-    _end()
 
 
 def _captured(options: CaptureOptions, command: list[str] | None) -> str:
-    """Capture here, by another interpreter or in a container; return the text for stdout."""
+    """Capture by an interpreter, by default envbuild's own, or in a container; return the text for stdout.
+
+    It is a process of its own, so that modules that envbuild imports do not count as the run's.
+    """
     from envbuild.capture.files import manifest_text
     from envbuild.capture.program import check_options, merge_options
-    from envbuild.capture.record import capture
 
     out, python, image = options.out, options.python, options.image
     given = asdict(options)
@@ -81,11 +81,8 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     plain = {name: given[name] for name in ("model", "golden", "command", "config", "patch", "deep")}
     try:
         check_options({"python": python, "image": image})
-        arguments = merge_options(lists | plain, command)
-        if image is None and python is None:
-            manifest = capture(out=out, process="fresh", **arguments)
-        else:
-            manifest = capture_elsewhere(arguments, out, python, image)
+        python = python if python or image else sys.executable
+        manifest = capture_elsewhere(merge_options(lists | plain, command), out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
     text = manifest_text(manifest)
@@ -107,15 +104,6 @@ def _warn_unloadable(manifest: str) -> None:
             report_finding(it, report)
 
 
-def _end() -> None:
-    """Exit where a module of --load left threads, which the interpreter would wait for without end."""
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(0)
-
-
 def capture_elsewhere(
     options: dict[str, Any], out: str | None, python: str | None, image: str | None
 ) -> dict[str, Any]:
@@ -126,7 +114,7 @@ def capture_elsewhere(
     from envbuild.capture.contract import contract_facts, required_names
     from envbuild.capture.files import manifest_text
     from envbuild.capture.gcs import check_out, write_out
-    from envbuild.capture.record import complete, tell_disagreements
+    from envbuild.capture.record import complete, tell_disagreements, tell_unused
 
     check_out(out)
     arguments = [f"--variable={name}" for name in options["variables"]]
@@ -153,6 +141,7 @@ def capture_elsewhere(
     if out is not None:
         write_out(out, manifest_text(manifest))
     tell_disagreements(manifest)
+    tell_unused(manifest)
     return manifest
 
 

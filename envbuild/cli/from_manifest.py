@@ -23,7 +23,7 @@ from envbuild.cli.options import (
 from envbuild.cli.serve import ServeOptions, make_serving_image
 from envbuild.cli.summary import reference, result_values, summary, write_github_files
 from envbuild.cli.targets import check_key
-from envbuild.errors import UsageError
+from envbuild.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
     from envbuild.build.request import BuildRequest
@@ -101,8 +101,11 @@ def _build(
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)
         if dry_run:
-            there = side_of_stack(plan.stack, "the environment")
-            check_loading(replace(request, unloadable="warn"), manifest.model, there, progress)
+            try:
+                check_loading(request, manifest.model, side_of_stack(plan.stack, "the environment"), progress)
+            except VerifyError as error:
+                ends = f"without --dry-run this ends with exit code {error.exit_code}"
+                progress.warn(f"{error.what}\n  {ends}; {error.todo}")
     if dry_run and request.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 

@@ -295,12 +295,13 @@ def run_in_venv(target: str, command: tuple[str, ...], options: LocalOptions, fo
             python = stack.enter_context(venv)
             variables = translated(plan.settled, folder)
             if options.golden:
-                from envbuild.verify.golden.runners import InInterpreter
+                from envbuild.verify.golden.runners import InInterpreter, isolated
 
                 runner = InInterpreter(
                     name=str(python),
                     variables=active(os.environ, variables, folder),
                     kept=folder.absolute() / BY_HAND,
+                    sandbox=isolated(str(python), variables, cache_folder()),
                     state=(*state(folder), *(f"{name}={value}" for name, value in sorted(variables.items()))),
                 )
                 found = parity(plan.subject, runner, cache=cache_folder(), report=progress)

@@ -31,6 +31,10 @@ _OUTPUTS: Final = {
     "layout": "layout",
 }
 """The names of outputs, and their keys in the result."""
+_NEXT: Final = (
+    "next: the same command with --push REPO pushes this image, with --load NAME gives it to the container engine; "
+    "nothing is built again"
+)
 _ROWS: Final = 200
 """At most in a summary, which may have 1 MiB."""
 _PLAIN: Final = frozenset(" .,:;/-+=()@'%")
@@ -48,6 +52,8 @@ def summary(result: "BuildResult", seconds: float) -> Iterator[str]:
     sent = f"{decimal(result.pushed.uploaded)} sent to the registry, " if result.pushed else ""
     loaded = f"{decimal(result.loaded.sent)} to the engine, " if result.loaded else ""
     yield f"{sent}{loaded}{seconds:.1f} s"
+    if result.layout:
+        yield _NEXT
 
 
 def _image_lines(image: "PlatformImage", title: str) -> Iterator[str]:
@@ -163,6 +169,8 @@ def serving_summary(served: "ServeResult", seconds: float) -> Iterator[str]:
         yield f"{len(layers)} layers, {size}: {len(layers) - len(ours)} of the training image, {len(ours)} on top"
     sent = f"{decimal(served.pushed.uploaded)} sent to the registry, " if served.pushed else ""
     yield f"{sent}{seconds:.1f} s"
+    if served.layout:
+        yield _NEXT
 
 
 def serving_reference(served: "ServeResult") -> str:

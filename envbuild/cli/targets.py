@@ -70,11 +70,12 @@ def kind_of(text: str) -> "tuple[Kind, str]":
 
 
 def _kind_of_path(path: Path, text: str) -> "Kind":
-    from envbuild.oci.reference import lies_here
+    from envbuild.oci.reference import PATH_STARTS, lies_here
 
     try:
         if path.is_dir():
             return _folder(path)
+        in_folder = "/" in text and ":" not in text and path.parent.is_dir()
         if path.is_file():
             if path.name == "pylock.toml" or (path.name.startswith("pylock.") and path.suffix == ".toml"):
                 return "lock"
@@ -86,10 +87,10 @@ def _kind_of_path(path: Path, text: str) -> "Kind":
             return "image"
         what = f"the target cannot be read: {error.strerror}"
         raise UsageError(what, where=one_line(text), todo="see its permissions") from error
-    is_path = text.startswith(("/", "./", "../", "~")) or path.name.endswith((*_RECORDS, *_MODELS, ".toml"))
+    is_path = in_folder or text.startswith(PATH_STARTS) or path.name.endswith((*_RECORDS, *_MODELS, ".toml"))
     if is_path and not lies_here(text):
-        what = "there is no such file or folder"
-        raise UsageError(what, where=f"TARGET {one_line(text)}", todo=f"give one of these. {FORMS}")
+        todo = f"give one of these, and docker:// before an image of Docker Hub. {FORMS}"
+        raise UsageError("there is no such file or folder", where=f"TARGET {one_line(text)}", todo=todo)
     return "image"
 
 

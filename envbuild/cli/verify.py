@@ -45,6 +45,8 @@ _NAMES = {
     "context": "a build context",
     "host": "a machine",
 }
+_NAMED = 8
+"""Failed checks that the error names."""
 _NO_IMAGE = ("docker-daemon:", "docker-archive:", "oci-archive:")
 
 
@@ -124,9 +126,11 @@ def run(
     _print(verdict, "json" if options.as_json else options.form or "text", more)
     if failure:
         raise failure
-    if wrong := len(verdict.wrong):
-        what = f"{wrong} of {counted(len(findings), 'finding')} {'differs' if wrong == 1 else 'differ'}"
-        todo = "find out why before you serve with this"
+    if wrong := verdict.wrong:
+        names = list(dict.fromkeys(it.about for it in wrong))
+        named = one_line(", ".join((*names[:_NAMED], *["..."] * (len(names) > _NAMED))))
+        what = f"{len(wrong)} of {counted(len(findings), 'check')} failed: {named}"
+        todo = "do what their lines say, before you serve with this"
         raise VerifyError(what, where=one_line(" ".join(targets)), todo=todo)
 
 
@@ -275,13 +279,13 @@ def _run_golden(
 ) -> "Iterator[Finding]":
     from envbuild.files import cache_folder
     from envbuild.verify.golden.check import check
-    from envbuild.verify.golden.runners import InInterpreter, in_image
+    from envbuild.verify.golden.runners import InInterpreter, in_image, isolated
 
     cache = cache_folder()
 
     def runners(stack: ExitStack) -> "Iterator[Runner]":
         if python is not None:  # first, as it needs no engine, which may be missing
-            yield InInterpreter(name=python)
+            yield InInterpreter(name=python, sandbox=isolated(python, {}, cache))
         for name in images:
             yield stack.enter_context(in_image(name, machine=reader.machine, cache=cache, report=reader.progress))
 

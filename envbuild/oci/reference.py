@@ -17,6 +17,8 @@ _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9
 _DIGEST = re.compile(r"@[a-z0-9]+:[0-9a-fA-F]*\Z")
 _MALFORMED = re.compile(r"@sha(?:256|384|512):\w*\Z")
 """A malformed digest, which is not shown, as it could be a password and a host."""
+PATH_STARTS = (".", "/", "~")
+"""How paths begin, and no reference."""
 _PATHS = ("oci:", "oci-archive:", "docker-archive:")
 """Prefixes of paths, which may contain an @."""
 
@@ -44,6 +46,9 @@ class Reference:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `[host/]path[:tag][@sha256:hex]`; a name without a host is Docker Hub's; ValueError else."""
+        if text.startswith(PATH_STARTS):
+            why = "not a reference" if lies_here(text) else "and there is no such file or folder"
+            raise ValueError(f"{text!r} is a path, {why}")
         name, at, digest = text.partition("@")
         head, slash, tail = name.partition("/")
         if slash and ("." in head or ":" in head or head == "localhost"):

@@ -14,6 +14,7 @@ from envbuild.stamp.record import StampedImage
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import registry_findings, tag_findings
 from envbuild.verify.rules import ARTIFACT, apply_rules
+from envbuild.verify.rules.packages import minor
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources import Side, side_of_lock
 from envbuild.verify.sources.context import context_findings
@@ -52,8 +53,9 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
     first, *others = targets
     locks = first.model.locks.values() if first.model else ()
     dropped = frozenset[str]().union(*(it.dropped for it in locks), *(it.side.dropped for it in targets))
+    hosts = [it.side for it in others] if all(it.side.kind == "host" for it in others) else []
     for target in targets:
-        for it in _alone(target, report):
+        for it in _alone(target, report, hosts):
             yield it if any(it.between) else it.with_targets(target.name, target.name)
     for other in others:
         stamp = first.model.stamp if first.model else None
@@ -65,7 +67,7 @@ def verify_targets(targets: Sequence[Target], report: Report) -> Iterator[Findin
         yield from apply_rules(first.side, replace(other.side, dropped=dropped) if runs else other.side)
 
 
-def _alone(target: Target, report: Report) -> Iterator[Finding]:
+def _alone(target: Target, report: Report, hosts: Sequence[Side]) -> Iterator[Finding]:
     if target.folder:
         yield from context_findings(target.folder)
     if target.manifest:
@@ -75,7 +77,7 @@ def _alone(target: Target, report: Report) -> Iterator[Finding]:
         # a model names what wrote it, and its run what was installed
         yield from apply_rules(target.side, target.side, ARTIFACT)
     if target.model:
-        yield from _stamped(target.model, target.side, report)
+        yield from _stamped(target.model, target.side, report, hosts)
 
 
 def _disagreements(manifest: TrainingManifest) -> Iterator[Finding]:
@@ -104,17 +106,35 @@ def _modified(manifest: TrainingManifest) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _stamped(model: StampedModel, side: Side, report: Report) -> Iterator[Finding]:
+def _stamped(model: StampedModel, side: Side, report: Report, hosts: Sequence[Side]) -> Iterator[Finding]:
     """A model's files, images and locks against its record and its run."""
     yield from artifact_findings(model)
     if model.stamp is None:
         return
     yield from registry_findings(model.stamp)
-    for image in model.stamp.images:
-        if lock := model.locks.get(image.slot):
-            name = f"lock of {' '.join(image.slot)}"
-            yield from apply_rules(side, replace(side_of_lock(lock, name), name=name))
+    yield from _locked(model, side, hosts)
     yield from _shared(model.stamp.images, report)
+
+
+def _locked(model: StampedModel, side: Side, hosts: Sequence[Side]) -> Iterator[Finding]:
+    """The stamped locks against the run: for hosts those for their machine and Python, if there are any.
+
+    What is found of several locks is one finding.
+    """
+    sides = {slot: side_of_lock(it, "the lock") for slot, it in model.locks.items()}
+    fit = {
+        slot: it
+        for slot, it in sides.items()
+        for host in hosts
+        if it.machine == host.machine and (not host.python or minor(it.python) == minor(host.python))
+    }
+    found: dict[Finding, list[str]] = {}
+    for slot, it in (fit or sides).items():
+        for finding in apply_rules(side, it):
+            found.setdefault(finding, []).append(" ".join(slot))
+    for slots in dict.fromkeys(map(tuple, found.values())):
+        name = f"lock{'s' * (len(slots) > 1)} of {', '.join(slots)}"
+        yield from (it.with_targets(side.name, name) for it, those in found.items() if tuple(those) == slots)
 
 
 def _shared(images: Sequence[StampedImage], report: Report) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from array import array
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.push import push
 from envbuild.verify.golden.check import check
-from envbuild.verify.golden.runners import InBubblewrap, InInterpreter, in_image
+from envbuild.verify.golden.runners import InBubblewrap, InInterpreter, in_image, isolated
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
@@ -183,6 +184,35 @@ def test_without_an_engine_bubblewrap_runs_a_pickle_in_an_image_that_was_never_p
         )
     done = envbuild("verify", "model", "--golden", "--run", env=variables, cwd=tmp_path)
     assert "ok       golden: the model gives what was recorded: 1 output, 2 numbers, exactly" in done.stdout
+
+
+WATCHED = (
+    DOUBLE
+    + """
+import os, socket
+seen = [name for name in ("/etc/passwd", SECRET) if os.path.exists(name)]
+seen += [name for name in ("TOKEN",) if name in os.environ] + [name for _, name in socket.if_nameindex() if name != "lo"]
+seen += [name for name in ("/", "/usr", SITE) if os.access(name, os.W_OK)]
+assert not seen and os.environ["OWN"] == "1", seen
+"""
+)
+
+
+def test_a_pickle_is_run_by_an_interpreter_that_sees_nothing_else_of_this_machine(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("x")
+    monkeypatch.setenv("TOKEN", "x")
+    venv.create(tmp_path / "venv", symlinks=True)
+    [site] = tmp_path.glob("venv/lib/python*/site-packages")
+    (site / "numpy.py").write_text(NUMPY)
+    places = f"SECRET, SITE = {str(tmp_path / 'secret')!r}, {str(site)!r}\n"
+    (site / "demo.py").write_text(places + WATCHED)
+    (tmp_path / "model.pkl").write_bytes(PICKLE)
+    python = str(tmp_path / "venv/bin/python")
+    manifest = dataclasses.replace(read_manifest(json.dumps(run_manifest()).encode(), "m"), golden=DOUBLED)
+    runner = InInterpreter(name=python, sandbox=isolated(python, {"OWN": "1"}, tmp_path))
+    with Progress() as told:
+        [finding] = check(manifest, str(tmp_path / "model.pkl"), [runner], cache=tmp_path, report=told)
+    assert finding.says == "the model gives what was recorded: 1 output, 2 numbers, exactly", finding
 
 
 LIMITS = """

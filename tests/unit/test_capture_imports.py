@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.running import run_envbuild
 from tests.unit.capturing import Environment, script_path
 from tests.unit.test_capture_packages import install
 
@@ -64,6 +65,20 @@ sys.modules["lazy"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 sys.modules["stand-in"] = object()"""
     assert trained(real, program) == ["lazy"]
+
+
+def test_what_python_imports_at_its_start_for_setuptools_is_no_import_of_the_run(real):
+    hook = {"_distutils_hack/__init__.py": "", "distutils-precedence.pth": "import _distutils_hack\n"}
+    install(real, "setuptools", {"setuptools/__init__.py": "", **hook})
+    install(real, "x", {"x.py": ""})
+    assert trained(real, "import sys, x; assert '_distutils_hack' in sys.modules") == ["x"]
+    assert trained(real, "import x, setuptools") == ["setuptools", "x"]
+
+
+def test_what_envbuild_itself_imports_is_no_import_of_the_run(tmp_path):
+    done = run_envbuild("capture", "--load", "packaging.version", cwd=tmp_path)
+    assert "packaging" in json.loads(done.stdout)["imported"], done.stderr
+    assert not {"envbuild", "typer", "rich", "pydantic"} & {*json.loads(done.stdout)["imported"]}
 
 
 def test_a_process_that_only_captures_knows_what_it_was_told_to_load_or_nothing(real):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.capture.golden import golden_facts
 from envbuild.manifest.reader import read_manifest
 from tests.fakes.gcs import FakeGcs
 from tests.fakes.index import serving
 from tests.fakes.wheels import make_wheel
 from tests.running import run_envbuild
+from tests.unit.modelling import MODELS
 from tests.unit.test_formats_runs import FOLDER, LISTED, wandb
 from tests.unit.test_from_manifest import TENSORFLOW, Site
 
@@ -55,6 +57,19 @@ def test_stdout_is_the_manifest_and_stderr_says_what_is_not_in_it(desk):
     assert "accelerator (give --gpu)" in done.stderr
     assert "warning: pip freeze leaves out pip" in done.stderr
     assert "platform.machine" not in done.stderr
+
+
+def test_a_golden_sample_is_added_to_a_record_that_has_none(desk):
+    desk.write("freeze.txt", FREEZE)
+    desk.write("few.npz", (MODELS / "golden.npz").read_bytes())
+    given = ("--python", "3.11.7", "--golden", "few.npz", "--out", "run.json")
+    desk.run("freeze.txt", *given)
+    golden = read_manifest((desk.folder / "run.json").read_bytes(), "run.json").golden
+    assert golden is not None
+    facts = golden_facts(str(MODELS / "golden.npz")) or {}
+    assert [it.data for it in golden.inputs] == [it["data"] for it in facts["inputs"]]
+    assert "the record has a golden sample" in desk.run("run.json", "--golden", "few.npz", code=2).stderr
+    assert "--golden freeze.txt" in desk.run("freeze.txt", *given[:2], "--golden", "freeze.txt", code=2).stderr
 
 
 def test_the_manifest_is_written_whole_or_not_at_all(desk):

@@ -1,10 +1,15 @@
 """A model that its environment may not load: capture and from-manifest warn, and neither stamp nor server is made."""
 
+import io
 import json
 import shutil
+import subprocess
+import sys
+import zipfile
 
 import pytest
 
+from envbuild.capture import script
 from envbuild.capture.files import present
 from envbuild.capture.model import model_facts
 from envbuild.stamp.history import read_stamp
@@ -126,11 +131,38 @@ def test_a_lock_with_both_generations_of_keras_needs_the_variable_that_its_image
         assert (done.returncode, warning in done.stderr) == (0, True), done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--stamp", "model")])
+def test_a_dry_run_says_that_the_build_ends_with_16_and_its_heading_has_the_images_version(site):
+    done = site.build(site.record("1.3.2"), "--stamp", "model", "--dry-run")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, "scikit-learn 1.3.2 on Python 3.11.7, CPU"), (
+        done.stderr
+    )
+    assert SAYS in done.stderr
+    assert "without --dry-run this ends with exit code 16" in done.stderr
+    done = site.build(site.record("1.4.2"), "--stamp", "model", "--dry-run")
+    assert "exit code" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--stamp", "model", "--stamp-anyway")])
 def test_it_is_a_warning_where_nothing_is_stamped(site, options):
     done = site.build(site.record("1.3.2"), *options)
     assert (done.returncode, f"warning: {SAYS}" in done.stderr, REMEDY in done.stderr) == (0, True, True), done.stderr
     assert read_stamp("model") is None
+
+
+def test_the_capture_script_warns_of_a_model_of_another_minor_version(site):
+    path = site.folder / "site-packages"
+    with zipfile.ZipFile(io.BytesIO(OLDER.data)) as wheel:
+        wheel.extractall(path)
+    (site.folder / "capture.py").write_text(script())
+    command = [sys.executable, "-S", "capture.py", "--model", "model", "--out", "captured.json"]
+    for version, warns in (("1.3.2", True), ("1.4.2", False)):
+        [info] = path.glob("*.dist-info")
+        metadata = info / "METADATA"
+        metadata.write_text(metadata.read_text().replace("1.3.2", version))
+        info.rename(path / f"scikit_learn-{version}.dist-info")
+        environment = {"PYTHONPATH": str(path), "PATH": ""}
+        done = subprocess.run(command, cwd=site.folder, env=environment, capture_output=True, text=True, check=True)
+        assert (f"scikit-learn 1.4.0 wrote the model, and {version} is installed" in done.stderr) == warns, done.stderr
 
 
 def test_capture_warns_of_a_model_that_its_own_environment_cannot_load(site):

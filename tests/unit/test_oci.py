@@ -65,6 +65,16 @@ def test_what_is_no_reference_is_refused(text):
         Reference.parse(text)
 
 
+@pytest.mark.parametrize("text", ["./out", "../out", ".work/image", "/srv/out", "~/out", "./out@sha256:" + "0" * 64])
+def test_a_path_is_no_image_of_docker_hub_and_the_error_says_whether_it_is_there(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is a path, and there is no such file or folder"):
+        Reference.parse(text)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ValueError, match="is a path, not a reference"):
+        Reference.parse("./here")
+
+
 def test_a_descriptor_reads_back_what_it_writes():
     descriptor = Descriptor("a/b", Digest(HEX), 5, {"k": "v"})
     assert Descriptor.from_dict(json.loads(canonical_json(descriptor.to_dict()))) == descriptor

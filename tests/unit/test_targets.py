@@ -89,10 +89,18 @@ def test_what_is_said_goes_before_what_can_be_told(here, text, kind, name):
     assert kind_of(text) == (kind, name)
 
 
-@pytest.mark.parametrize("text", ["", " ", "./absent", "/absent", "absent.json", "absent.keras", "pylock.absent.toml"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "./absent", "/absent", ".absent/x", "model/absent", "absent.json", "absent.keras", "pylock.absent.toml"],
+)
 def test_nothing_there_is_no_image(here, text):
     with pytest.raises(UsageError, match=r"no such file|has no name"):
         kind_of(text)
+
+
+@pytest.mark.parametrize("text", ["docker://model/absent", "model/absent:7", "absent/x"])
+def test_an_image_of_docker_hub_may_have_the_name_of_a_folder(here, text):
+    assert kind_of(text) == ("image", text)
 
 
 def test_a_password_in_a_name_is_refused_and_not_shown(here):

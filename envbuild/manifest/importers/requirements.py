@@ -224,4 +224,6 @@ def _take_address(line: Line, file: RequirementsFile, pins: Pins) -> None:
         pins.add(of_address(line.text, name=name, hashes=line.hashes), line.place)
     else:
         place, file.lacking = clean(line.text), True
-        file.notes.append(f"{line.place} names no distribution, and is left out: {'-e ' * line.editable}{place}")
+        left_out = f"{line.place} names no distribution, and is left out: {'-e ' * line.editable}{place}"
+        todo = "if the model needs it, write NAME==VERSION there, and give its wheel by --find-links DIR"
+        file.notes.append(f"{left_out}; {todo}")

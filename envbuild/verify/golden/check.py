@@ -168,7 +168,8 @@ _ENDS = {
     139: "it crashed (SIGSEGV)",
 }
 _RECORD = (
-    "record one when training ends: golden_sample(...), keras_callback(golden_inputs=...) or capture --golden FILE"
+    "record one when training ends: golden_sample(...), keras_callback(golden_inputs=...) or capture --golden FILE; "
+    "or add one: `envbuild convert RECORD --golden FILE`, and build with the manifest that it prints"
 )
 _SAVE = "record the sample with a model saved as one of these, or serve it once by hand and compare"
 _ISOLATED = (
@@ -309,7 +310,9 @@ def unfit(manifest: TrainingManifest) -> Finding | None:
 def golden_check(
     manifest: TrainingManifest, model: LocalModel, runner: Runner, *, seconds: float = SECONDS
 ) -> tuple[Finding, ...]:
-    """Run the sample with a model that lies here in one environment."""
+    """Run the sample with a model that lies here in one environment; a pickle only where something isolates it."""
+    if model.format in program.PICKLES and isinstance(runner, InInterpreter):
+        runner = runner.sandbox or runner
     if (fault := unfit(manifest) or _refuse(model, runner)) is not None:
         return (fault,)
     golden = manifest.golden

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from platform import machine
 from resource import RLIM_INFINITY, RLIMIT_DATA, RLIMIT_NPROC, getrlimit
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Protocol
@@ -39,6 +40,8 @@ INSTEAD = (
     "install bubblewrap (bwrap), which runs the image too; else `envbuild local MODEL --venv DIR --golden` runs the "
     "sample in a virtual environment of the same wheels"
 )
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+"""What an interpreter of this machine needs of it."""
 _MOUNTED = ("dev", "proc", *(place[1:] for place in WRITABLE))
 _LINES = 12
 _LONGEST = 500
@@ -124,15 +127,18 @@ def in_image(text: str, *, machine: str, cache: Path, report: Reporter) -> Itera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InBubblewrap:
-    """Processes in an image that lies unpacked in a folder: without a network, and with nothing of this machine."""
+    """Processes that see some folders only, such as an unpacked image, and no network."""
 
     name: str
-    root: Path
+    root: Path | None
+    """What it sees as `/`; None for folders of this machine alone."""
     variables: Mapping[str, str]
     """The image's own, and no others."""
     python: str
-    """Its path in the image; empty if there is none."""
+    """Its path in there; empty if there is none."""
     cache: Path
+    folders: tuple[str, ...] = ()
+    """The folders and files of this machine that it sees."""
 
     def run(self, program: str, beside: Mapping[str, bytes | Path], *, seconds: float) -> Ran:
         """Run in new namespaces; nothing but folders in memory can be written. The program's FILE is its stdout."""
@@ -142,18 +148,47 @@ class InBubblewrap:
         with workplace(self.cache) as folder:
             _write_files(folder, {"program.py": program.encode(), **beside}, copy=True)
             folder.chmod(0o755)
-            limits, size = _limits()
-            command = [*limits, "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-            command += ["--clearenv"]
-            command += [word for item in self.variables.items() for word in ("--setenv", *item)]
-            command += ["--ro-bind", str(self.root), "/", "--dev", "/dev", "--proc", "/proc"]
-            command += [word for place in WRITABLE for word in (*size, "--tmpfs", place)]
-            command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
-            command += [self.python, "/run/envbuild/program.py", "--out", "-"]
             lines, answer = _LastLines(), bytearray()
-            code = _run(command, os.environ, lines, seconds, answer)
+            program_words = [self.python, "/run/envbuild/program.py", "--out", "-"]
+            code = _run([*self.command(folder), *program_words], os.environ, lines, seconds, answer)
             late = code is None
             return Ran(answer=bytes(answer), code=137 if code is None else code, lines=lines.lines, late=late)
+
+    def command(self, folder: Path) -> list[str]:
+        """Return the words before a program; `folder` is its /run/envbuild."""
+        limits, size = _limits()
+        command = [*limits, "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        command += ["--clearenv"]
+        command += [word for item in self.variables.items() for word in ("--setenv", *item)]
+        command += ["--ro-bind", str(self.root), "/"] if self.root else []
+        command += ["--dev", "/dev", "--proc", "/proc"]
+        command += [word for place in WRITABLE for word in (*size, "--tmpfs", place)]
+        command += [word for it in self.folders for word in ("--ro-bind", it, it)]
+        command += ["--ro-bind", str(folder), "/run/envbuild", "--chdir", "/"]
+        return command if self.root else [*command, "--remount-ro", "/"]
+
+
+def isolated(python: str, variables: Mapping[str, str], cache: Path) -> InBubblewrap | None:
+    """Return a runner for an interpreter of this machine that sees it, its packages and the system's libraries alone.
+
+    None if bubblewrap cannot start it so.
+    """
+    path = shutil.which(python)
+    if path is None or why_no_bubblewrap(machine(), cache):
+        return None
+    path = str(Path(path).absolute())
+    query = "import sys; print(sys.prefix, sys.base_prefix, sep=chr(10))"
+    done = subprocess.run([path, "-Ic", query], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    own = [it for it in done.stdout.splitlines() if not it.startswith("/usr")]
+    if any(Path(os.path.expanduser("~")).is_relative_to(it) for it in own):  # noqa: PTH111 - raises nothing
+        return None
+    folders = tuple(it for it in (*_SYSTEM, *own) if Path(it).exists())
+    variables = {"PATH": DEFAULT_PATH, "VIRTUAL_ENV": own[0] if own else ""} | dict(variables)
+    found = InBubblewrap(name=python, root=None, variables=variables, python=path, cache=cache, folders=folders)
+    with workplace(cache) as folder:
+        command = [*found.command(folder), path, "-c", "import ctypes, ssl"]
+        starts = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return None if starts.returncode else found
 
 
 @contextmanager
@@ -223,6 +258,8 @@ class InInterpreter:
     """What it runs with; None for those of this process."""
     kept: Path | None = None
     """A folder for what only the user may start; None where there is none."""
+    sandbox: InBubblewrap | None = None
+    """What runs a pickle instead; None where nothing isolates it."""
     state: tuple[str, ...] = ()
     """What tells the environment from others, such as its packages: an answer that the user got holds for it only."""
 
