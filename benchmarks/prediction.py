@@ -45,6 +45,8 @@ SPEED = 50
 """MB a second."""
 SECONDS = 300
 """The most that a server may take to answer."""
+LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+"""In a container, podman's own cannot be had."""
 SERVER = """COPY app /app
 WORKDIR /app
 USER 65532:65532
@@ -198,23 +200,13 @@ def container(client: Client, meter: Meter, model: Trained, reference: str) -> I
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     engine = [*client.command, "--cgroup-manager", "cgroupfs"]
-    options = [
-        "--cgroup-parent",
-        f"/{meter.group.name}",
-        "--network",
-        "host",
-        "--pull",
-        "never",
-        "--name",
-        "served",
-        "--ulimit",
-        "host",
-    ]
-    served = ["--env", f"AIP_HTTP_PORT={port}", "--volume", f"{model.folder / 'model'}:/model:ro", reference]
+    options = ["--cgroup-parent", f"/{meter.group.name}", "--network", "host", "--pull", "never", "--name", "served"]
+    served = [*LIMITS, "--env", f"AIP_HTTP_PORT={port}", "--volume", f"{model.folder / 'model'}:/model:ro", reference]
     try:
         yield meter.run([*engine, "run", "--detach", *options, *served]), f"http://127.0.0.1:{port}/predict"
     finally:
         run([*engine, "rm", "--force", "--time", "1", "served"])
+        meter.group.wait()
 
 
 def predict(model: Trained, address: str) -> None:
@@ -225,13 +217,13 @@ def predict(model: Trained, address: str) -> None:
             try:
                 answer = client.post(address, content=body)
             except httpx.TransportError:
-                time.sleep(0.01)
+                time.sleep(0.02)
                 continue
             if answer.status_code == 200:
                 if not model.is_right(answer.json()):
                     sys.exit(f"a wrong prediction: {answer.text}")
                 return
-            time.sleep(0.01)
+            time.sleep(0.02)
     sys.exit(f"no prediction within {SECONDS} s: {address}")
 
 

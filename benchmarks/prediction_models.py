@@ -30,10 +30,10 @@ json.dump(predicted.tolist(), open("expected.json", "w"))
 _SKLEARN = """
 import joblib
 from sklearn.ensemble import RandomForestClassifier
-model = RandomForestClassifier(8, random_state=0).fit(x, x[:, 0] > 0)
+model = RandomForestClassifier(8, random_state=0).fit(x, (x[:, 0] > 0).astype(int))
 os.mkdir("model")
 joblib.dump(model, "model/model.joblib")
-predicted = model.predict(x[:4]).astype("int64")
+predicted = model.predict(x[:4])
 """
 _TENSORFLOW = """
 import keras
