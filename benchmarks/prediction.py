@@ -1,6 +1,7 @@
 """From the lock to the first right prediction on an engine that has nothing: envbuild beside the newest BuildKit.
 
-    .venv/bin/python -m benchmarks.prediction [--model tensorflow-cpu] [--rounds 3] [--only NAME]... [--out FILE.jsonl]
+    .venv/bin/python -m benchmarks.prediction [--model tensorflow-cpu] [--rounds 3] [--only NAME]... [--speed N]...
+        [--out FILE.jsonl]
 
 Runs as `benchmarks.build` does, and needs podman, Go and runc. Each run has a registry of its own with the base, a
 builder whose caches have the base and the wheels alone, and an empty podman; first without a limit, then through a
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="scikit-learn")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", action="append", help="variants whose name has this in it; may be repeated")
+    parser.add_argument("--speed", type=int, action="append", help="MB a second, 0 without a limit; may be repeated")
     parser.add_argument("--kept", type=Path, default=Path("~/.cache/envbuild-benchmarks").expanduser())
     parser.add_argument("--out", type=Path, help="add the lines to this file")
     options = parser.parse_args()
@@ -130,13 +132,13 @@ def main() -> None:
     about = {"model": options.model, **machine(), "BuildKit": builder}
     runs: list[Run] = []
     for number in range(options.rounds):
-        for speed in (None, SPEED):
+        for speed in options.speed or (0, SPEED):
             for variant in chosen[:: -1 if number % 2 else 1]:
                 found: Run = {
                     **about,
                     "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
                     "variant": variant.name,
-                    "MB/s": speed,
+                    "MB/s": speed or None,
                 }
                 found |= measure(model, variant, speed, options.kept)
                 runs.append(found)
@@ -164,7 +166,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(model: Trained, variant: Variant, speed: int | None, kept: Path) -> Run:
+def measure(model: Trained, variant: Variant, speed: int, kept: Path) -> Run:
     """Everything from the lock on, with a registry, a builder and an engine of its own."""
     say(f"{variant.name}{f', {speed} MB/s' if speed else ''}")
     with ExitStack() as stack:

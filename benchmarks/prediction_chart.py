@@ -99,7 +99,7 @@ def bar(name: str, it: Run, y: int, scale: float) -> str:
         width = it["stages"][stage]["seconds"] * scale
         parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
         x += width
-    return "".join([*parts, f'<text x="{x + 6:.1f}" y="{y + 13}">{it["seconds"]:.1f}</text>'])
+    return "".join([*parts, f'<text x="{x + 6:.1f}" y="{y + 13}">{float(it["seconds"]):.1f}</text>'])
 
 
 def main() -> None:

@@ -117,3 +117,4 @@ def _train(model: Model, folder: Path) -> None:
     run([uv, "pip", "install", "--quiet", "--python", python, *model.requirements])
     (folder / "train.py").write_text(f"{_START}{model.program}{_END}")
     run(["env", "-C", str(folder), python, "train.py"], {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""})
+    shutil.rmtree(folder / "venv")
