@@ -137,6 +137,7 @@ def main() -> None:
                 found: Run = {
                     **about,
                     "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+                    "load": os.getloadavg()[0],
                     "variant": variant.name,
                     "MB/s": speed or None,
                 }
