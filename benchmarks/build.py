@@ -1,15 +1,16 @@
 """From locked wheels to "in the registry": envbuild beside other builders, in one run on the same wheels and registry.
 
-    .venv/bin/python -m benchmarks.build [--workload tensorflow-cpu] [--rounds 1] [--only NAME]... [--scratch DIR]
+    .venv/bin/python -m benchmarks.build [--workload tensorflow-cpu] [--rounds 3] [--only NAME]... [--cold]
 
 As root, in the repository's folder, with the parts of `tests/setup.sh test`. Every builder gets a registry of its own
 which holds the base, and has used that base before; the wheels are on this machine. Cold is with caches that are empty
 otherwise; then comes the same lock again, then one with another version of one small package. An empty machine has
 neither cache nor wheels; its registry has the image, or the layers of it for another environment. CPU seconds and MB
 (anonymous memory, the most at one time) are those of a builder with its daemon and containers, without the registry.
-Up and down are MB to and from the registry, and wheels that were downloaded count as down. Ratios are to envbuild, and
-the best of the rounds is shown. The aims are about envbuild from the lock on (`--only lock`); the whole command locks
-first, and asks the package index for that.
+Up and down are MB to and from the registry, and wheels that were downloaded count as down. Ratios are to envbuild with
+gzip, with bytecode where the builder makes that; of several rounds the one with the median time is shown. The aims are
+about envbuild from the lock on (`--only lock`); the whole command locks first, and asks the package index for that.
+The newest BuildKit is built with Go, in ~/.cache/envbuild-benchmarks, if Go and runc are there.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.build_inputs import (
@@ -36,7 +38,20 @@ from benchmarks.build_inputs import (
 )
 from benchmarks.build_parts import Cost, Group, Meter, counted, remove_mounted, run
 from benchmarks.build_peers import PEERS, Peer
-from benchmarks.build_table import CHANGED, COLD, COMMAND, EMPTY, LAYERS, LIBRARY, SAME, Floor, Results, Row, show
+from benchmarks.build_table import (
+    CHANGED,
+    COLD,
+    COMMAND,
+    EMPTY,
+    LAYERS,
+    LIBRARIES,
+    SAME,
+    Floor,
+    Results,
+    Row,
+    show,
+)
+from benchmarks.buildkit import BUILDKITS
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Base
@@ -56,6 +71,7 @@ class Bench:
     after: Inputs
     scratch: Path
     kept: Path
+    scenarios: Sequence[str] = (COLD, SAME, CHANGED, EMPTY, LAYERS)
 
 
 def main() -> None:
@@ -65,6 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", help="builders whose name has this in it, and the floor; may be repeated"
     )
+    parser.add_argument("--cold", action="store_true", help="only with empty caches")
     parser.add_argument("--kept", type=Path, default=Path("~/.cache/envbuild-benchmarks").expanduser())
     parser.add_argument("--scratch", type=Path, help="on the file system of what is kept, where it is by default")
     options = parser.parse_args()
@@ -72,6 +89,7 @@ def main() -> None:
     bench = prepare(
         WORKLOADS[options.workload], options.kept / options.workload, options.kept, options.scratch or options.kept
     )
+    bench = replace(bench, scenarios=(COLD,)) if options.cold else bench
     say(f"{options.workload}: {len(bench.before.lock.wheels)} wheels, {bench.before.size / 1e6:.0f} MB")
     results: Results = {}
     try:
@@ -104,11 +122,13 @@ def floor(inputs: Inputs) -> tuple[float, float]:
 
 
 def one_round(bench: Bench, only: Sequence[str], results: Results) -> None:
-    for name, measure in ((LIBRARY, library), (COMMAND, command)):
+    measured_by = {name: partial(library, options=options) for name, options in LIBRARIES.items()} | {COMMAND: command}
+    for name, measure in measured_by.items():
         if any(it in name for it in only):
             for scenario, row in measure(bench):
                 keep(results, scenario, name, row)
-    for peer in PEERS:
+    peers: tuple[Peer, ...] = (*PEERS, *BUILDKITS)
+    for peer in peers:
         if not any(it in peer.name for it in only):
             continue
         if why := peer.missing():
@@ -120,8 +140,7 @@ def one_round(bench: Bench, only: Sequence[str], results: Results) -> None:
 
 def keep(results: Results, scenario: str, name: str, row: Row) -> None:
     say(f"{name}, {scenario}: {row.cost.seconds:.2f} s")
-    rows = results.setdefault(scenario, {})
-    rows[name] = row.better(rows.get(name))
+    results.setdefault(scenario, {}).setdefault(name, []).append(row)
 
 
 @contextmanager
@@ -142,6 +161,8 @@ def peer_runs(bench: Bench, peer: Peer) -> Iterator[tuple[str, Row]]:
     try:
         with measured(bench) as (meter, group, host), peer.ready(group, folder, host) as ready:
             for scenario, inputs in ((COLD, bench.before), (SAME, bench.before), (CHANGED, bench.after)):
+                if scenario not in bench.scenarios:
+                    continue
                 reference = f"{host}/app:{scenario.replace(' ', '-')}"
                 job = ready.job(inputs.context, reference)
                 yield scenario, Row(cost=meter.run(*job.commands, env=job.env), image=image_size(reference))
@@ -149,9 +170,9 @@ def peer_runs(bench: Bench, peer: Peer) -> Iterator[tuple[str, Row]]:
         remove_mounted(folder)
 
 
-def library(bench: Bench) -> Iterator[tuple[str, Row]]:
+def library(bench: Bench, options: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """From the lock on, in a fresh process."""
-    module = [sys.executable, "-m", "benchmarks.build_envbuild"]
+    module = [sys.executable, "-m", "benchmarks.build_envbuild", *options]
     with measured(bench) as (meter, _, host), caches(bench, host) as folder:
         for scenario, inputs, name, more in (
             (COLD, bench.before, "warm", ()),
@@ -160,6 +181,8 @@ def library(bench: Bench) -> Iterator[tuple[str, Row]]:
             (EMPTY, bench.before, "empty", ()),
             (LAYERS, bench.before, "other", ("OTHER",)),
         ):
+            if scenario not in bench.scenarios:
+                continue
             cache = folder / name
             arguments = [str(inputs.context), f"{host}/base:latest", f"{host}/app", str(cache), *more]
             cost = with_wheels(meter, [*module, *arguments], cache)
@@ -181,6 +204,8 @@ def command(bench: Bench) -> Iterator[tuple[str, Row]]:
             (CHANGED, bench.after, "warm"),
             (EMPTY, bench.before, "empty"),
         ):
+            if scenario not in bench.scenarios:
+                continue
             cache, pins = folder / name, folder / "pins.txt"
             pins.write_text("".join(f"{it.name}=={it.version}\n" for it in inputs.lock.wheels))
             arguments = [

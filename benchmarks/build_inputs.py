@@ -6,7 +6,6 @@ import sys
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pip
@@ -126,7 +125,7 @@ def tools_image(folder: Path) -> Image:
         archive.add(Path(pip.__file__).parent, "pip", filter=_without_bytecode)
     with path.open("rb") as file:
         digest, size = Digest.of_file(file)
-    layer = Layer(Descriptor(LAYER_TAR, digest, size), digest, partial(path.open, "rb"))
+    layer = Layer(Descriptor(LAYER_TAR, digest, size), digest, lambda: path.open("rb"))
     rootfs = {"type": "layers", "diff_ids": [str(digest)]}
     config = canonical_json({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs})
     return Image(manifest_bytes(config, (layer,), {}), config, (layer,))

@@ -71,6 +71,13 @@ class Group:
         places = [str(folder / "cgroup.procs") for folder in self._folders]
         return ["sh", "-c", 'echo $$ >"$1"; echo $$ >"$2"; shift 2; exec "$@"', "sh", *places, *command]
 
+    def wait(self) -> None:
+        """Return when no process is left in here, or after a few seconds."""
+        for _ in range(100):
+            if not any(path.read_text() for path in self._folders[0].rglob("cgroup.procs")):
+                return
+            time.sleep(0.05)
+
     @property
     def cpu(self) -> float:
         """Seconds so far."""

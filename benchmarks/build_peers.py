@@ -55,7 +55,10 @@ class Ready(Protocol):
 class Peer(Protocol):
     """A builder."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As it is in the table."""
+        ...
 
     def missing(self) -> str | None:
         """What is not on this machine, if anything."""
@@ -157,8 +160,8 @@ def written(folder: Path, text: str, host: str) -> Path:
 
 
 PEERS: tuple[Peer, ...] = (
-    Docker(name="BuildKit, uv", text=WITH_UV, buildkit=True),
-    Docker(name="BuildKit, pip", text=WITH_PIP, buildkit=True),
+    Docker(name="Docker's BuildKit, uv", text=WITH_UV, buildkit=True),
+    Docker(name="Docker's BuildKit, pip", text=WITH_PIP, buildkit=True),
     Docker(name="classic docker build", text=CLASSIC, buildkit=False),
     Buildah(name="buildah, pip", text=FOR_BUILDAH),
 )
