@@ -130,7 +130,7 @@ class Recipe:
 def make_recipe(stack: Stack, lock: Lock, base: Base, bytecode: str = "", compression: Compression = GZIP) -> Recipe:
     """Make the recipe of a stack, a lock and a base; `bytecode` is the result of `compiled_by`, if any.
 
-    A base of this compression is not compressed anew.
+    A base of this compression is not recompressed.
     """
     if not any(compression.replaces(it.descriptor.media_type) for it in base.image.layers):
         compression = compression.plain

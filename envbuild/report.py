@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 SILENCE = 10.0
@@ -39,6 +40,14 @@ class SilentReporter:
 
 
 SILENT = SilentReporter()
+
+
+class OnceReporter:
+    """A reporter that shows each line once: both images of one environment have the same."""
+
+    def __init__(self, report: Reporter) -> None:
+        self.step, self.note, self.warn = cache(report.step), cache(report.note), cache(report.warn)
+        self.progress = report.progress
 
 
 @contextmanager

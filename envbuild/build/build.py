@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
-from types import SimpleNamespace
-from typing import cast
 
 from envbuild.base.interpreter import check_compiles, compiling_on
 from envbuild.base.resolve import check_base, resolve_base
@@ -31,7 +28,7 @@ from envbuild.image.layers.writer import check_library
 from envbuild.lock.model import Target
 from envbuild.lock.run import LockResult, Options, lock_stack
 from envbuild.lock.settings import IndexSettings
-from envbuild.oci.blobs import kept
+from envbuild.oci.blobs import keep_layers
 from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.image import Content, Image, ImageIndex, joined
 from envbuild.oci.reference import Reference
@@ -40,7 +37,7 @@ from envbuild.registry.artifact_registry import ensure_repository
 from envbuild.registry.pull import pull
 from envbuild.registry.push import PushResult, check_push, check_tag, push_index
 from envbuild.registry.shared_cache import SharedCache
-from envbuild.report import Reporter
+from envbuild.report import OnceReporter, Reporter
 from envbuild.stamp.stamping import check_stampable
 from envbuild.verify.sources import side_of_lock
 
@@ -68,7 +65,7 @@ def build(request: BuildRequest, plans: Sequence[Plan], report: Reporter, now: d
             shared = resources.enter_context(SharedCache(request.push, report=report))
         images: list[PlatformImage] = []
         for plan in plans:
-            once = _once(report) if request.zstd else report
+            once = OnceReporter(report) if request.zstd else report
             builder = _prepare_builder(request, plan, settings, shared, once, resources)
             second = _in_zstd(builder, request.zstd) if request.zstd else None
             if immutable_tags:
@@ -134,12 +131,6 @@ def _prepare_builder(
         compiling=compiling,
         system=system,
     )
-
-
-def _once(report: Reporter) -> Reporter:
-    """Return a reporter that shows each line once, as both images of an environment are told of in the same words."""
-    step, note, warn = map(cache, (report.step, report.note, report.warn))
-    return cast("Reporter", SimpleNamespace(step=step, note=note, warn=warn, progress=report.progress))
 
 
 def _in_zstd(builder: Builder, compression: Compression) -> Builder:
@@ -208,7 +199,7 @@ def _check_builder(request: BuildRequest) -> None:
     compressions = [it for it in (request.compression, request.zstd) if it]
     if compressions != [GZIP]:
         if request.builder != "assemble":
-            what = "only envbuild's own builder writes zstd and compresses a base anew"
+            what = "only envbuild's own builder writes zstd and recompresses a base"
             where = f"--builder {request.builder}, --compression, --recompress-base"
             raise UsageError(what, where=where, todo="leave out the builder, or the others")
         for it in compressions:
@@ -237,7 +228,7 @@ def _check_tags(builder: Builder) -> None:
 def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources: ExitStack) -> Base:
     def pull_once(reference: Reference, machine: str) -> Image:
         # Facts, bytecode, the import check and a push to another registry read its layers, each for itself.
-        [image] = kept([pull(reference, machine=machine)], request.cache, resources)
+        [image] = keep_layers([pull(reference, machine=machine)], request.cache, resources)
         return image
 
     report.step(f"base {plan.base}")

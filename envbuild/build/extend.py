@@ -19,7 +19,7 @@ from envbuild.image.layers.maker import AssemblyOptions
 from envbuild.lock.download import Downloads
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, lock_above
-from envbuild.oci.blobs import kept
+from envbuild.oci.blobs import keep_layers
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, canonical_json
 from envbuild.oci.reference import DOCKER_HUB, Reference
@@ -155,7 +155,7 @@ def compiling_for(parent: Parent, cache: Path, report: Reporter, until: ExitStac
         report.warn(f"the image has no bytecode and starts slower: {reason.why}")
         return None
     if until:
-        [image] = kept([base.image], cache, until)
+        [image] = keep_layers([base.image], cache, until)
         base = replace(base, image=image)
     known = known_facts(cache)
     facts = known.facts(base.digest) or inspect(base.image, base.name, base.target.machine, known)

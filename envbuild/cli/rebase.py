@@ -53,7 +53,7 @@ def run(
         rebased = rebase(found, old, base_of(base, machine, progress), locked)
         progress.note(f"{rebased.kept} layers are kept")
         if named_compression(found).base:
-            progress.warn("the new base's layers stay as they are; build with --recompress-base to compress them anew")
+            progress.warn("the new base's layers stay as they are; build with --recompress-base to recompress them")
         for line in rebased.dropped:
             progress.warn(f"left out, as it does not fit the new base: {line}")
         if rebased.dropped and locked:

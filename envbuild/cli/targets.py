@@ -137,14 +137,14 @@ class TargetReader:
         """
         from envbuild.files import cache_folder
         from envbuild.manifest.model import Contract
-        from envbuild.oci.blobs import kept
+        from envbuild.oci.blobs import keep_layers
         from envbuild.verify.sharing import stands_on
         from envbuild.verify.sources.image import side_of_config
         from envbuild.verify.targets import Target
 
         names = [name for kind, name in map(kind_of, texts) if kind == "image"]
         if len(names) > 1:
-            opened = kept([self._open(it) for it in names], cache_folder(), self.stack)
+            opened = keep_layers([self._open(it) for it in names], cache_folder(), self.stack)
             self.images.update(zip(names, opened, strict=True))
         if len(names) == len(texts) > 1:
             one, *others = names

@@ -101,11 +101,11 @@ def assemble(
     assert recipe.compression.plain == cache.compression, "the cache is that of the recipe's layers"
     specs = _plan_specs(recipe, system, cache)
     replaces = recipe.compression.replaces
-    anew = {it.diff_id: _base_spec(it, base) for it in base.image.layers if replaces(it.descriptor.media_type)}
+    replaced = {it.diff_id: _base_spec(it, base) for it in base.image.layers if replaces(it.descriptor.media_type)}
     check_depth(len(specs) + 1 + (BYTECODE_LAYERS if compiling else 0), len(base.image.layers))
     with Maker(recipe, cache, wheels, options) as maker:
-        made = maker.layers([*anew.values(), *specs])
-        below, layers = made[: len(anew)], made[len(anew) :]
+        made = maker.layers([*replaced.values(), *specs])
+        below, layers = made[: len(replaced)], made[len(replaced) :]
         if overlaps := detect_overlaps(recipe, cache, maker.opened):
             layers += maker.layers([overlaps_spec(recipe, overlaps)])
         tally = None
@@ -124,7 +124,7 @@ def assemble(
 
 
 def _base_spec(layer: Layer, base: Base) -> LayerSpec:
-    """Return the layer of a base, compressed anew: its tar alone decides the bytes."""
+    """Return the layer of a base, recompressed: its tar alone decides the bytes."""
 
     def write(sink: BinaryIO, pool: Executor, compression: Compression) -> LayerResult:
         return write_compressed(read_tar(layer, base.name), sink, pool, compression)

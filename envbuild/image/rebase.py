@@ -90,7 +90,7 @@ def rebase(image: Image, old: Base, new: Base, lock: Lock | None = None) -> Reba
 
     With the lock that the image was built from, the result has an environment id, and is the image that building gives.
     Without, it has none: the id is a digest of the wheels too, which no image lists. The new base's layers stay as they
-    are, whether the old one's were compressed anew or not.
+    are, whether the old one's were recompressed or not.
     BaseError if the image is not on `old` or does not fit `new`; VerifyError if the lock is another image's.
     """
     ours = _own_layers(image, old)

@@ -113,11 +113,11 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
         raise
 
 
-def kept(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
-    """Return images with layers whose bytes come from afar once: the first reading leaves them in a folder.
+def keep_layers(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
+    """Return images whose layers are fetched once: the first reading leaves them in a folder.
 
     Those that this machine made are taken from the cache. Where it cannot be written, is full, or `until` has closed,
-    they come from afar again.
+    they are fetched again.
     """
     made = cache / "blobs" / "sha256"
     try:
@@ -125,7 +125,7 @@ def kept(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
     except OSError:  # the cache may only be read
         folder = made
 
-    def opened(layer: Layer) -> BinaryIO:
+    def open_kept(layer: Layer) -> BinaryIO:
         name = layer.descriptor.digest.hex
         with suppress(OSError):
             if is_blob(made / name, layer.descriptor):
@@ -136,7 +136,7 @@ def kept(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
         return layer.open()
 
     def keep(image: Image) -> Image:
-        layers = (replace(it, open=partial(opened, it)) if it.origin else it for it in image.layers)
+        layers = (replace(it, open=partial(open_kept, it)) if it.origin else it for it in image.layers)
         return replace(image, layers=tuple(layers))
 
     return list(map(keep, images))

@@ -25,7 +25,7 @@ class Compression:
     level: int = 0
     """Of zstd; 0 for gzip, whose bytes are mostly those of the wheels."""
     base: bool = False
-    """Whether it is that of the base's layers too: those of another are compressed anew."""
+    """Whether it is that of the base's layers too: those of another are recompressed."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -54,7 +54,7 @@ class Compression:
         return LAYER_ZSTD if self.level else LAYER_GZIP
 
     def replaces(self, media_type: str) -> bool:
-        """Whether a layer of the base that has this media type is compressed anew."""
+        """Whether a layer of the base that has this media type is recompressed."""
         return self.base and media_type != self.media_type
 
 

@@ -175,7 +175,7 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     Raises one of DAMAGED if the blob is not a tar, is not compressed as its media type says, or has another diff id.
     """
     limit, headers, end = expansion_limit(layer.descriptor.size), 0, 0
-    with _opened(layer) as content, open_tar(cast("IO[bytes]", content), stream=True) as archive:
+    with _open_content(layer) as content, open_tar(cast("IO[bytes]", content), stream=True) as archive:
         while (member := archive.next()) is not None:
             headers += member.offset_data - end  # names and records are kept, contents pass by
             end = archive.offset  # of the next member
@@ -189,13 +189,13 @@ def members(layer: Layer) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
 
 def read_tar(layer: Layer, name: str) -> Iterator[bytes]:
     """Yield the tar of a base's layer; BaseError as `read_tree`."""
-    with _damage(layer, name, BaseError), _opened(layer) as content:
+    with _damage(layer, name, BaseError), _open_content(layer) as content:
         while data := content.read(CHUNK):
             yield data
 
 
 @contextmanager
-def _opened(layer: Layer) -> Iterator["_Hashed"]:
+def _open_content(layer: Layer) -> Iterator["_Hashed"]:
     """Open the tar of a layer; at the end of the block the whole blob is checked."""
     # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
     with layer.open() as blob, open_layer(blob, layer.descriptor.media_type) as plain:

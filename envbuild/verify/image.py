@@ -195,7 +195,7 @@ def base_finding(subject: Subject) -> Finding:
     else:
         wrong = _wrong_target(subject.lock.target, base.target)
     says = f"the image is built on {base.name}, and begins with its layers ({count})"
-    says += ", compressed anew" if compression.base else ""
+    says += ", recompressed" if compression.base else ""
     return Finding(about="base", agrees=not wrong, says=wrong or says, wanted=wanted, found=found)
 
 

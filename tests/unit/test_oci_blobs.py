@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.errors import BuildError
 from envbuild.files import share
-from envbuild.oci.blobs import is_blob, kept
+from envbuild.oci.blobs import is_blob, keep_layers
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.layout import write_archive, write_layout
 from envbuild.registry.transport import verified_chunks
@@ -178,7 +178,7 @@ def test_layers_from_afar_are_fetched_once_until_the_end(tmp_path):
     whole = replace(image, layers=tuple(far(*it) for it in enumerate(image.layers)))
     content = read(image)
     with ExitStack() as until:
-        one, same = kept([whole, whole], tmp_path, until)
+        one, same = keep_layers([whole, whole], tmp_path, until)
         assert (read(one), read(one), read(same), fetched) == (content, content, content, [0, 1])
     assert (read(one), fetched) == (content, [0, 1, 0, 1])
     assert not any((tmp_path / "bases").iterdir())
@@ -193,7 +193,7 @@ def test_layers_from_afar_are_fetched_once_until_the_end(tmp_path):
 def test_layers_from_afar_are_read_where_the_cache_cannot_be_written():
     image = image_of([b"one" * 999])
     with ExitStack() as until:
-        [found] = kept(
+        [found] = keep_layers(
             [replace(image, layers=(replace(image.layers[0], origin="host/name"),))], Path("/proc/no"), until
         )
         with found.layers[0].open() as file:
