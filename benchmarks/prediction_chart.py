@@ -109,8 +109,9 @@ def bar(name: str, it: Run, y: int, scale: float) -> str:
 
 
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text().splitlines()
-    print(chart([it for it in map(json.loads, lines) if it["model"] == sys.argv[2]]), end="")
+    runs = [it for it in map(json.loads, Path(sys.argv[1]).read_text().splitlines()) if it["model"] == sys.argv[2]]
+    same = ("envbuild", "cpu", "podman", "BuildKit")  # of one machine and release
+    print(chart([it for it in runs if all(it[name] == runs[-1][name] for name in same)]), end="")
 
 
 if __name__ == "__main__":

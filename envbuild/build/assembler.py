@@ -127,7 +127,7 @@ class Assembler(Builder):
             many = f"{len(needed)} of {counted(len(self.recipe.wheels), 'wheel')}"
             self.report.note(f"new layers need {many}, {size / 1e6:.1f} MB")
         else:
-            self.report.note("no wheel has to be read: every layer was made before")
+            self.report.note("no wheel has to be read: their layers were made before")
 
     def _publish_early(self, blob: GrowingBlob) -> None:
         """Publish a large layer's key once it is sent: if this run is interrupted, the next need not send it again."""

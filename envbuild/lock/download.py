@@ -69,7 +69,8 @@ def remembered_digest(path: Path, folder: Path | None) -> Digest:
     with path.open("rb") as file:
         found = Digest.of_file(file)[0]
     if folder and path.stat().st_ctime_ns == state.st_ctime_ns:
-        write_entry(folder / "digests", name, str(found))
+        with suppress(OSError):  # the cache may only be read
+            write_entry(folder / "digests", name, str(found))
     return found
 
 

@@ -287,7 +287,7 @@ def parse_pins(text: str) -> Pins:
     """Read `name==version` and its `--hash=sha256:` lines, as pip-tools writes them."""
     pins: dict[str, tuple[Version, frozenset[str]]] = {}
     for line in text.replace("\\\n", " ").splitlines():
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith(("#", "-")):  # comments and options
             continue
         pin, *hashes = line.split(" --hash=")
         requirement = Requirement(pin.strip())
@@ -330,6 +330,6 @@ def _find_wheel(session: IndexSession, name: str, version: Version, resolver: st
     files = [file for file in session.files(name) if file.is_wheel and file.version == version]
     best = best_wheel(((file.filename, file) for file in files), session.target)
     if best is None:
-        todo = f"{_USE_UV}; or name another version"
+        todo = "name another version" if resolver == "uv" else f"{_USE_UV}; or name another version"
         raise LockError(f"{resolver} chose {name} {version}, which has no wheel here", todo=todo)
     return best

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO, FileIO
+from io import BytesIO, FileIO, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from envbuild.cache import workplace
 from envbuild.errors import BuildError
@@ -114,32 +114,66 @@ def is_damaged(path: Path, known: Descriptor) -> bool:
 
 
 def keep_layers(images: Sequence[Image], cache: Path, until: ExitStack) -> list[Image]:
-    """Return images whose layers are fetched once: the first reading leaves them in a folder.
+    """Return images whose layers are fetched once: the first reading writes them into a folder as well.
 
     Those that this machine made are taken from the cache. Where it cannot be written, is full, or `until` has closed,
     they are fetched again.
     """
-    made = cache / "blobs" / "sha256"
-    try:
-        folder = until.enter_context(workplace(cache))
-    except OSError:  # the cache may only be read
-        folder = made
+    folders = [cache / "blobs" / "sha256"]
+    with suppress(OSError):  # the cache may only be read
+        folders.append(until.enter_context(workplace(cache)))
 
     def open_kept(layer: Layer) -> BinaryIO:
-        name = layer.descriptor.digest.hex
-        with suppress(OSError):
-            if is_blob(made / name, layer.descriptor):
-                return open_file(made / name)
-            if folder.is_dir():
-                place_blob(Blob(layer.descriptor, layer.open), folder / name)
-                return open_file(folder / name)
-        return layer.open()
+        paths = [folder / layer.descriptor.digest.hex for folder in folders]
+        for path in paths:
+            with suppress(OSError):
+                if is_blob(path, layer.descriptor):
+                    return open_file(path)
+        can_keep = len(folders) > 1 and folders[1].is_dir()
+        return cast("BinaryIO", _KeepingReader(layer, paths[1])) if can_keep else layer.open()
 
     def keep(image: Image) -> Image:
         layers = (replace(it, open=partial(open_kept, it)) if it.origin else it for it in image.layers)
         return replace(image, layers=tuple(layers))
 
     return list(map(keep, images))
+
+
+class _KeepingReader(RawIOBase):
+    """Reads a layer, and writes what was read into a file, which appears when it has the whole layer."""
+
+    def __init__(self, layer: Layer, path: Path) -> None:
+        super().__init__()
+        self._resources, self._path, self._missing = ExitStack(), path, layer.descriptor.size
+        self._source, self._copy = self._resources.enter_context(layer.open()), None
+        with suppress(OSError):  # the disk is full, or the folder gone
+            self._copy = self._resources.enter_context(written_aside(path.parent))
+
+    def readable(self) -> bool:
+        """Return True, as every reader does."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into the buffer; errors as the layer's own."""
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self._missing -= len(data)
+        if self._copy:
+            file, temporary = self._copy
+            try:
+                file.write(data)
+                if self._missing <= 0:
+                    settle(file, temporary, self._path, mode=READ_ONLY)
+                    self._copy = None
+            except OSError:
+                self._copy = None
+        return len(data)
+
+    def close(self) -> None:
+        """Close the layer; a file that is not whole is removed."""
+        if not self.closed:
+            self._resources.close()
+        super().close()
 
 
 def read_blob(opener: Opener, known: Descriptor, *, where: str) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ block has the wrong codes. A stored last block is found by its size, and a short
 import gzip
 import struct
 import zlib
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -173,7 +172,7 @@ def _last_bits(decoder: Decoder, end: bytes, content: bytes) -> int:
     def enough(bits: int) -> bool:
         return _ended(decoder.copy(), end[:-1] + bytes((end[-1] ^ 0xFF << bits & 0xFF,))) == content
 
-    return bisect_left(range(8), True, key=enough)
+    return next(bits for bits in range(8, 0, -1) if not enough(bits - 1))  # fewer may be enough by chance
 
 
 def last_block(end: bytes, known: Decoder) -> int | None:
@@ -187,10 +186,10 @@ def last_block(end: bytes, known: Decoder) -> int | None:
         known = _advanced(known, end[taken:start])
         decoders.append((start, known))
         taken = start
-    inside = _first_inside(end, decoders)
+    inside, mark = _first_inside(end, decoders), sha256(end).digest()
     for at in chain(_dynamic(end, inside), _fixed(end, inside), islice(_stored(end), _MOST)):
         before = [pair for pair in decoders if pair[0] <= at // 8]
-        if before and _begins(end, at, *before[-1]):
+        if before and _begins(end, mark, at, *before[-1]):
             return at
     return None
 
@@ -266,13 +265,13 @@ def _likely(bits: int) -> Iterator[int]:
             yield at
 
 
-def _begins(stream: bytes, at: int, start: int, known: Decoder) -> bool:
+def _begins(stream: bytes, mark: bytes, at: int, start: int, known: Decoder) -> bool:
     """Whether a block begins at a bit, for a decoder that has read the stream up to `start`.
 
     Only there do two different encodings of one content decode to the same bytes. The content is the stream's own
     digest, which no stream can contain.
     """
-    mark, bits = sha256(stream).digest(), at % 8
+    bits = at % 8
     before, low = _advanced(known, stream[start : at // 8]), stream[at // 8] & (1 << bits) - 1
     coded = deflate_runs(mark)
     blocks = (

@@ -197,7 +197,7 @@ def read_tar(layer: Layer, name: str) -> Iterator[bytes]:
 @contextmanager
 def _open_content(layer: Layer) -> Iterator["_Hashed"]:
     """Open the tar of a layer; at the end of the block the whole blob is checked."""
-    # tarfile's own gzip reading stops after the first member; eStargz and our own layers have many
+    # tarfile's own gzip reading stops after the first member; eStargz, and our layers before format 13, have many
     with layer.open() as blob, open_layer(blob, layer.descriptor.media_type) as plain:
         limit = expansion_limit(layer.descriptor.size)
         content = _Hashed(plain, max(limit, _ZSTD_LIMIT) if layer.descriptor.media_type == LAYER_ZSTD else limit)

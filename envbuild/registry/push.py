@@ -251,7 +251,8 @@ class _Places:
         if self._folder and self._known | its != self._known:
             with suppress(OSError):  # the cache may only be read
                 older = read_entry(self._folder, self._name, _repositories) or {}
-                write_entry(self._folder, self._name, [*(older | its).items()][-_MOST_PLACES:])
+                others = [it for it in older.items() if it[0] not in its]
+                write_entry(self._folder, self._name, [*others, *its.items()][-_MOST_PLACES:])
 
 
 def _repositories(rows: Any) -> dict[str, str]:

@@ -41,6 +41,10 @@ class Shop:
     registry: LocalRegistry
     base: str = ""
     images: dict[str, str] = field(default_factory=dict)
+    read: dict[str, list[int]] = field(default_factory=dict)
+    """How large the blobs were that were read for each of the images."""
+    said: str = ""
+    """By the build of the second model's."""
 
     def __post_init__(self) -> None:
         wheel_folder(self.folder / "wheels", LARGE, TOOL, OTHER, WEB)
@@ -96,27 +100,26 @@ def shop(tmp_path_factory, cache) -> Iterator[Shop]:
         (made.folder / "cache/bases").symlink_to(cache / "envbuild/bases")
         made.base = made.run("one", "base", "push", "debian:bookworm", f"{registry.host}/bases/python")[0]
         made.forget()
+        made.read["one"] = made.train("one", "--bytecode")[1]
+        made.said, made.read["two"] = made.train("two")
+        made.images["served"], _, made.read["served"] = made.serve("--extra", "web")
         yield made
 
 
 def test_bytecode_reads_the_base_once_and_another_repository_mounts_what_this_machine_pushed(shop):
-    said, read = shop.train("one", "--bytecode")
-    assert [size for size in read if size > SMALL] == [shop.layers("one")[0]], "the base"
-    said, read = shop.train("two")
-    assert max(read) < SMALL
-    assert " MB  cache, mounted            tensorflow-cpu 2.15.1" in said
+    assert [size for size in shop.read["one"] if size > SMALL] == [shop.layers("one")[0]], "the base"
+    assert max(shop.read["two"]) < SMALL
+    assert " MB  cache, mounted            tensorflow-cpu 2.15.1" in shop.said
 
 
 def test_serving_reads_no_layer_of_training_and_again_nothing_at_all(shop):
-    served, _, read = shop.serve("--extra", "web")
-    assert max(read) < SMALL
+    assert max(shop.read["served"]) < SMALL
     nothing: list[int] = []
     for base in (nothing, shop.layers("one")[:1]):  # which a machine that knows nothing reads for its interpreter
         again, said, read = shop.serve("--extra", "web")
-        assert (again, "0 bytes sent to the registry" in said) == (served, True)
+        assert (again, "0 bytes sent to the registry" in said) == (shop.images["served"], True)
         assert [size for size in read if size > SMALL] == base
         shop.forget()
-    shop.images["served"] = served
 
 
 def test_a_check_before_a_deployment_reads_no_layer(shop):

@@ -191,7 +191,7 @@ def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path)
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert "MissingComponentError" in done.stderr
-        assert "--no-bytecode" in done.stderr
+        assert "--compression zstd" in done.stderr
 
 
 def test_an_archive_of_more_files_than_old_zips_count(tmp_path):

@@ -441,7 +441,7 @@ def _groups(sources: Sequence[Source]) -> Iterator[list[Source]]:
 def _compile(compiler: Compiler, prefix: str, group: Sequence[Source]) -> list[tuple[str, bytes | Failure]]:
     """Compile sources together; return the path of each bytecode file, or that of the source without one."""
     fit = {it.path: it for it in group if it.size <= LARGEST and bytecode_path(it.path, compiler.cache_tag)}
-    codes = compiler.compile((f"{prefix}/{path}", source.read()) for path, source in fit.items())
+    codes = compiler.compile([(f"{prefix}/{path}", source.read()) for path, source in fit.items()])
     found, results = dict(zip(fit, codes, strict=True)), list[tuple[str, bytes | Failure]]()
     for it in group:
         path = bytecode_path(it.path, compiler.cache_tag)

@@ -214,15 +214,18 @@ class Maker:
         compression = self._cache.compression
         if spec.writer:
             return spec.writer(sink, self._pool, compression)
+        splice = not spec.compress
         if spec.heavy:
             wheels = [self.opened.file(wheel, self._wheels.path(wheel)) for wheel in spec.wheels]
             task = Task(scheme=self.opened.scheme, wheels=wheels, compression=compression, file=sink.name)
-            with suppress(LastBlockError):  # it comes again below
+            try:
                 if answer := self._helper.write(task):
                     self.opened.learn(answer)
                     return answer.result
+            except LastBlockError:
+                splice = False
         prefix, files = spec.prefix or self._recipe.prefix, spec.files(self.opened)
-        if not spec.compress:
+        if splice:
             _empty(sink, abandon)
             with suppress(LastBlockError):
                 return write_layer(sink, prefix, files, self._pool, spec.links, compression)

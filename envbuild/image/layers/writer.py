@@ -403,7 +403,7 @@ def check_library(compression: Compression = GZIP) -> None:
     sample = (noise + words + bytes(20_000) + words[::-1] + noise[::3] + words)[: 256 << 10]
     if compression == GZIP:
         name, release, known = "deflate", _RELEASE, _KNOWN_ANSWER
-        without = "--no-bytecode and --no-system-packages"
+        without = "--compression zstd"
     else:
         name, release, known, without = "zstandard", _ZSTD_RELEASE, _ZSTD_ANSWER, "--compression gzip"
     todo = f"install {name} {release}, from a wheel; or build with {without}"
