@@ -149,8 +149,8 @@ class TargetReader:
         if len(names) == len(texts) > 1:
             one, *others = names
             report, images = self.progress.progress, self.images
-            if all(stands_on(images[one], images[it], report) for it in others):
-                sides = [side_of_config(images[it], it, machine=self.machine) for it in names]
+            sides = [side_of_config(images[it], it, machine=self.machine) for it in names]
+            if all(stands_on(images[one], images[it], it, report) for it in others):
                 return [Target(side=it, image=images[it.name], reference=_reference(it.name)) for it in sides]
         first = self.read(texts[0], Contract())
         return [first, *(self.read(it, first.side.contract) for it in texts[1:])]

@@ -258,14 +258,14 @@ class LayerReader:
     """Reads each layer once, and keeps the overlays that are needed again."""
 
     def __init__(self, layers: Sequence[Layer], report: Report) -> None:
-        self._times = Counter(layer.diff_id for layer in layers)
-        self._known: dict[Digest, Overlay] = {}
+        self._times = Counter(map(_identity, layers))
+        self._known: dict[tuple[Digest, Digest], Overlay] = {}
         self._report = report
         self._label, self._done, self._total = "", 0, 0
 
     def announce(self, label: str, layers: Sequence[Layer]) -> None:
         """Set the label and the total for the layers that are read next."""
-        sizes = {layer.diff_id: layer.descriptor.size for layer in layers if layer.diff_id not in self._known}
+        sizes = {key: it.descriptor.size for it in layers if (key := _identity(it)) not in self._known}
         self._label, self._done, self._total = label, 0, sum(sizes.values())
 
     def joined(self, layers: Sequence[Layer], name: str) -> Overlay:
@@ -274,11 +274,16 @@ class LayerReader:
 
     def read(self, layer: Layer, name: str) -> Overlay:
         """Read a layer, unless it is kept."""
-        if overlay := self._known.get(layer.diff_id):
+        if overlay := self._known.get(_identity(layer)):
             return overlay
         overlay = read_layer(layer, name)
         self._done += layer.descriptor.size
         self._report(self._label, self._done, self._total)
-        if self._times[layer.diff_id] > 1:
-            self._known[layer.diff_id] = overlay
+        if self._times[_identity(layer)] > 1:
+            self._known[_identity(layer)] = overlay
         return overlay
+
+
+def _identity(layer: Layer) -> tuple[Digest, Digest]:
+    """The blob and the diff id: a config may name the diff id of another layer, which only reading shows."""
+    return layer.descriptor.digest, layer.diff_id

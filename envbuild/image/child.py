@@ -156,7 +156,6 @@ class ChildBytecode:
 
     def of_contents(self, contents: Sequence[HashedContent]) -> Bytecode:
         """Plan the bytecode of sources outside wheels; of a path that several contents have, the last one counts."""
-        last = {file.path: it for it in contents for file in it.files}
         layers = [
             BytecodeLayer(
                 label=f"{BYTECODE_LINE} of {it.line}",
@@ -165,14 +164,19 @@ class ChildBytecode:
                 parcels=(parcel,),
                 note="what is in the bytecode of content",
             )
-            for it in contents
-            for parcel in _parcels([file for file in it.files if last[file.path] is it], self.compiling.identity)
+            for it, parcel in _content_parcels(contents, self.compiling.identity)
         ]
         return Bytecode(layers=tuple(layers), compiling=self.compiling, cache=self.cache)
 
     @property
     def _has_packages(self) -> bool:
         return any(line.startswith(BYTECODE_LINE) and STDLIB_WORDS not in line for line in self.lines)
+
+
+def _content_parcels(contents: Sequence[HashedContent], identity: str) -> Iterator[tuple[HashedContent, Parcel]]:
+    last = {file.path: it for it in contents for file in it.files}
+    for it in contents:
+        yield from ((it, parcel) for parcel in _parcels([file for file in it.files if last[file.path] is it], identity))
 
 
 def _parcels(files: Sequence[ContentFile], identity: str) -> Iterator[Parcel]:
@@ -253,19 +257,40 @@ def find_child_difference(
     compiling: Compiling | None = None,
 ) -> str:
     """Describe how an existing child differs from the one that `assemble_child` makes of its layers; empty if equal."""
+    slots = _slots(parent, above, addition, cache, compiling)
+    return find_problem(image, parent.image, slots, cache, lambda layers: _join(parent, addition, layers))
+
+
+def keys_of_child(
+    parent: Parent, above: Lock, addition: Addition, cache: LayerCache, compiling: Compiling | None = None
+) -> frozenset[Digest]:
+    """Return the keys of the layers that `assemble_child` makes, as far as notes say which these are."""
+    slots = _slots(parent, above, addition, cache, compiling)
+    return frozenset(it.key for it in slots if it.key)
+
+
+def content_keys(contents: Sequence[HashedContent], compiling: Compiling | None = None) -> frozenset[Digest]:
+    """Return the keys of the layers of files, and of their bytecode."""
+    parcels = _content_parcels(contents, compiling.identity) if compiling else ()
+    return frozenset((*(it.key for it in contents), *(it.key for _, it in parcels)))
+
+
+def _slots(
+    parent: Parent, above: Lock, addition: Addition, cache: LayerCache, compiling: Compiling | None
+) -> list[Slot]:
+    """The layers of a child, lowest first."""
     recipe = _recipe(parent, above, addition)
     overlaps = find_overlap_note(recipe, cache)
     contents = [hash_content(it) for it in addition.contents]
     bytecode = _bytecode(parent, above, addition, compiling, cache) if compiling else None
     specs = [*map(wheels_spec, plan_layers(recipe)), *([_environment_spec(recipe)] if addition.apart else [])]
-    slots = [
+    return [
         *(Slot(label=it.label, key=it.key) for it in specs),
         *overlap_slots(recipe, overlaps),
         *(bytecode.package_slots(overlaps) if bytecode else ()),
         *(Slot(label=it.line, key=it.key) for it in contents),
         *(bytecode.of_contents(contents).slots() if bytecode else ()),
     ]
-    return find_problem(image, parent.image, slots, cache, lambda layers: _join(parent, addition, layers))
 
 
 def wheels_of_child(

@@ -1,6 +1,6 @@
 """From a training image to the image that serves: lock, assemble, prove, run the gate, push and stamp."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -12,14 +12,23 @@ from envbuild.build.extend import assemble_extension, compiling_for
 from envbuild.build.outputs import check_loading, check_model_files, signer_for
 from envbuild.build.request import BuildRequest, check_outputs, make_plans
 from envbuild.errors import RegistryError, UsageError, VerifyError, counted
+from envbuild.image.assembler import Assembled
 from envbuild.image.bytecode.compiler import Compiling, compiled_by
-from envbuild.image.child import Addition, Parent, add_startup_check, find_child_difference
+from envbuild.image.child import (
+    Addition,
+    Parent,
+    add_startup_check,
+    content_keys,
+    find_child_difference,
+    keys_of_child,
+)
 from envbuild.image.config import inner_config, variables_of
 from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.model import Lock
 from envbuild.lock.run import Options, find_unused, lock_above
 from envbuild.manifest.reader import read_manifest
+from envbuild.oci.blobs import keep_layers
 from envbuild.oci.compression import GZIP
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
@@ -120,23 +129,23 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         parent = slim_parent(origin, slim, order, report, shared) if slim else origin.parent
         plan = _plan(order, server, parent, above, contents, report, until)
         try:
-            image = known = _find_known(request, plan, shared, report)
+            known = _find_known(request, plan, shared, report)
         except VerifyError as error:
             without = "building it here without the registry's cache"
             report.warn(f"not using the registry's image of these inputs: {error.what}; {without}")
-            image = known = shared = None
+            known = shared = None
             if slim:
                 parent = slim_parent(origin, slim, order, report)
                 plan = _plan(order, server, parent, above, contents, report, until)
-        made, cache = None, LayerCache(request.cache, shared, report.note, request.compression)
-        if image is None:
-            report.step("assembling the serving image")
-            extension = assemble_extension(
-                parent, above, plan.addition, options, report, compiling=plan.compiling, cache=cache
-            )
-            made = until.enter_context(extension)  # its layers can be opened until the stack closes
-            image = made.image
-        findings = _check_image(order, origin, image, server, above, slim, report)
+        cache = LayerCache(request.cache, shared, report.note, request.compression)
+        made = None
+        if not known or not (slim or _is_made_here(known, plan, cache)):
+            made = _assemble(plan, options, cache, until)
+        image = made.image if made else known
+        assert image is not None, "it is assembled where none was found"
+        _compare_known(known, image, plan, report)
+        proven = _proven(plan, made, cache)
+        findings = _check_image(order, origin, image, server, plan, proven, slim, report)
         pushed = None
         if push_to:
             report.step(f"pushing to {push_to}")
@@ -157,7 +166,7 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
         slimmed=slim,
         archive=request.archive,
         loaded=loaded,
-        found=known is not None,
+        found=known is not None and known.digest == image.digest,
     )
 
 
@@ -170,8 +179,14 @@ class _Plan:
     addition: Addition
     compiling: Compiling | None
     recipe: Digest
+    files: frozenset[Digest]
+    """Keys of layers with the model, the server or the application."""
     own: frozenset[Digest]
-    """Keys of layers with the model or the application, which no other image needs."""
+    """These, and others that no other image needs."""
+
+    def local_keys(self, cache: LayerCache) -> frozenset[Digest]:
+        """The keys of the layers on top, as far as this machine's notes say which these are."""
+        return keys_of_child(self.parent, self.above, self.addition, cache.local, self.compiling)
 
 
 def _slimmed(
@@ -236,8 +251,15 @@ def _plan(
     value += [str(compression)] if compression != GZIP else []
     recipe = Digest.of(canonical_json(value))
     addition = replace(addition, labels=(*addition.labels, (RECIPE_LABEL, str(recipe))))
-    own = frozenset(it.key for it in hashed)
-    return _Plan(parent=parent, above=above, addition=addition, compiling=compiling, recipe=recipe, own=own)
+    return _Plan(
+        parent=parent,
+        above=above,
+        addition=addition,
+        compiling=compiling,
+        recipe=recipe,
+        files=content_keys(hashed[len(hashed) - len(contents) :], compiling),
+        own=content_keys(hashed, compiling),
+    )
 
 
 def _contents(
@@ -268,19 +290,57 @@ def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, re
     image = claim.prove(
         lambda image: find_child_difference(image, plan.parent, plan.above, plan.addition, cache, plan.compiling)
     )
-    report.note(f"the registry has the image {plan.recipe.short} already; nothing is built")
+    report.note(f"the registry has the image {plan.recipe.short} already")
     return image
 
 
+def _is_made_here(image: Image, plan: _Plan, cache: LayerCache) -> bool:
+    """Whether this machine made all layers on top of a found image."""
+    blobs = cache.blobs(plan.local_keys(cache))
+    return all(it.descriptor.digest in blobs for it in image.layers[len(plan.parent.image.layers) :])
+
+
+def _assemble(plan: _Plan, options: Options, cache: LayerCache, until: ExitStack) -> Assembled:
+    """Assemble the image; its layers can be opened until the stack closes.
+
+    Layers that the registry has are made from their wheels as well, and compared; BuildError for another one.
+    """
+    report = options.reporter
+    report.step("assembling the serving image")
+    extension = assemble_extension(
+        plan.parent, plan.above, plan.addition, options, report, compiling=plan.compiling, cache=cache
+    )
+    made = until.enter_context(extension)
+    for it in made.image.layers[len(plan.parent.image.layers) :]:
+        if it.found == "registry":
+            it.open().close()
+    return made
+
+
+def _compare_known(known: Image | None, image: Image, plan: _Plan, report: Reporter) -> None:
+    """Say so where the registry's image has other layers than these inputs give."""
+    if known and known.digest != image.digest:
+        what = f"not using the registry's image {plan.recipe.short}: {known.digest} has other layers than these inputs"
+        report.warn(f"{what} give; find out who pushed it")
+
+
+def _proven(plan: _Plan, made: Assembled | None, cache: LayerCache) -> frozenset[Digest]:
+    """The blobs of distributions and bytecode that this machine made: assembling refuses to replace files below."""
+    keys = frozenset(made.results) if made else plan.local_keys(cache)
+    return cache.blobs(keys - plan.files)
+
+
 def _check_image(
-    order: ServeOrder, origin: Origin, image: Image, server: Server, above: Lock, slim: Slimmed | None, report: Reporter
-) -> tuple[Finding, ...]:
+    order: ServeOrder, origin: Origin, image: Image, server: Server, plan: _Plan, proven: Collection[Digest],
+    slim: Slimmed | None, report: Reporter,
+) -> tuple[Finding, ...]:  # fmt: skip
     """Raise VerifyError for an image without all of training's environment, or that fails the gate."""
     report.step("proving that serving has training's environment")
-    train, what = origin.parent.image, "the serving image would not have training's environment"
-    # Assembling has refused wheels that replace a file of training, and a found image is of the same inputs.
-    added = None if slim else [f"{it.name} {it.version}" for it in above.wheels]
-    proof = prove_sharing(train, image, report.progress, added)
+    what = "the serving image would not have training's environment"
+    names = [f"{it.name} {it.version}" for it in plan.above.wheels]
+    with ExitStack() as until:
+        train, serve = keep_layers([origin.parent.image, image], order.build_request.cache, until)
+        proof = prove_sharing(train, serve, report.progress, proven, names)
     judge(proof, what, str(origin.parent.digest), report)
     named = str(origin.reference or origin.parent.digest)
     found = (

@@ -12,7 +12,7 @@ from envbuild.oci.layout import ARCHITECTURES
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.report import Reporter
-from envbuild.serve.model import UNTRIED, untried
+from envbuild.serve.model import NOT_STARTED, UNTRIED, untried
 from envbuild.stamp.record import Stamp
 from envbuild.verify.findings import Finding
 from envbuild.verify.registries import RULE as SIGNED
@@ -22,7 +22,7 @@ from envbuild.verify.rules.contract import variable_value
 from envbuild.verify.rules.model import model_files
 from envbuild.verify.sharing import list_first, other_distributions, prove_sharing
 from envbuild.verify.sources import Side, side_of_lock
-from envbuild.verify.sources.image import files_of, model_inside, model_place
+from envbuild.verify.sources.image import files_of, model_inside, model_place, side_of_config
 from envbuild.verify.sources.model import Slot, StampedModel, artifact_findings, side_of_model
 
 RULE = "deploy-image"
@@ -45,8 +45,9 @@ def deploy_findings(model: StampedModel, given: Reference | str, image: Image, r
     """Hold a model's files, its stamp and an image against each other; no engine is needed.
 
     `given` is a reference, or the path of an image on this machine, which has no tag that could move.
-    RegistryError where a registry cannot be asked, BuildError for a layer that cannot be read.
+    RegistryError where a registry cannot be asked, BuildError for a config or layer that cannot be read.
     """
+    side_of_config(image, str(given), machine="")  # refuses what the comparisons cannot read
     yield from (it.with_targets(model.uri, model.uri) for it in artifact_findings(model))
     if model.stamp is not None:
         found = _stamped(model, model.stamp, given, image, report)
@@ -72,7 +73,7 @@ def _stamped(
         says = "it is the image that the model was trained in, and it does not start a server"
         why = "a deployment that names no command of its own starts no server"
         yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
-    if own.gate:
+    if own.gate == NOT_STARTED:
         todo = "build it again where an engine runs (--gate require)"
         yield untried("nothing started it before it was stamped", todo)
     if isinstance(given, Reference):
@@ -121,16 +122,18 @@ def _of_others(
     train, below = next((pair for pair in pulled if is_below(pair[1])), pulled[0])
     if all(other_distributions(it, image) for _, it in pulled):
         others = other_distributions(below, image)
-        yield finding(says=f"{says}, and has other distributions than training: {list_first(others)}", packages=others)
+        says = f"{says}, and has other distributions than training: {list_first(others)}"
+        yield finding(rule="shared-layers", says=says, packages=others)
         return
     report.step(f"{says}: comparing it with the training image")
     why = _OTHERS if replaced is None else _FORMER
     yield finding(says=f"{says}: compared with the training image", severity="note", why=why)
-    # What was stamped was checked when it was built, so where it has training's layers, no layer is read.
-    proof = prove_sharing(below, image, report.progress, None if replaced is None else ())
+    # What was stamped was checked when it was built; the model in it is read below.
+    proven = () if replaced is None else [it.descriptor.digest for it in image.layers]
+    proof = prove_sharing(below, image, report.progress, proven)
     yield from (it.with_targets(str(train.reference), str(given)) for it in proof)
     added = image.layers[len(below.layers) :] if is_below(below) else image.layers
-    yield from _compare_content(model, given, image, added if replaced is None else (), train.slot, report)
+    yield from _compare_content(model, given, image, added, train.slot, report)
 
 
 def _replaced_at(model: StampedModel, digest: Digest) -> str | None:

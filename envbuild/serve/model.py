@@ -30,6 +30,8 @@ PORT = 8080
 
 
 UNTRIED = "serve-untried"
+NOT_STARTED = "untried"
+"""The gate of an image that nothing started before it was stamped."""
 
 
 def untried(reason: str, todo: str) -> Finding:

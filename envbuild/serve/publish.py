@@ -27,7 +27,7 @@ from envbuild.oci.layout import write_layout
 from envbuild.registry.push import publish
 from envbuild.report import Reporter
 from envbuild.serve.compatible import RELATION
-from envbuild.serve.model import UNTRIED, ServeOrder, ServeResult
+from envbuild.serve.model import NOT_STARTED, UNTRIED, ServeOrder, ServeResult
 from envbuild.stamp.history import Snapshot
 from envbuild.stamp.record import StampEntry
 from envbuild.stamp.stamping import stamp
@@ -90,7 +90,7 @@ def stamp_served(
         digest=served.digest,
         tag=order.build_request.push.tag if order.build_request.push and served.pushed else None,
         relation=RELATION if served.runtime else None,
-        gate=None if served.runtime or tried else "untried",
+        gate=None if served.runtime or tried else NOT_STARTED,
     )
     results.append(write(serve, lock=joined_lock(served), built_on=built_on))
     report_stamps(results, report, signed=signer is not None)

@@ -93,7 +93,11 @@ def read_base_again(base: Base, folder: Path) -> Base:
 
 def _findings(inquiry: Inquiry, subject: "Subject", folder: Path, report: Reporter) -> Iterator[Finding]:
     """`folder` is where what is made or remembered goes."""
-    first = base_finding(subject)
+    try:
+        first = base_finding(subject)
+    except BuildError as error:
+        yield Finding(about="environment", agrees=False, says=error.what)
+        return
     yield first
     if not first.agrees:
         report.note("nothing else is compared, as everything rests on the base")

@@ -9,13 +9,14 @@ import posixpath
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from envbuild.capture.files import decoded
 from envbuild.diff.layers import LayerReader, Report, is_of, is_unchecked
 from envbuild.image.config import OURS
+from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, history_lines
 from envbuild.oci.rootfs import Overlay, Tree, resolve
 from envbuild.recipe import SLIM_LABEL
@@ -307,46 +308,50 @@ _SYSTEM_TODO = "build both images on one base by digest"
 
 
 def prove_sharing(
-    train: Image, serve: Image, report: Report, on_top: Sequence[str] | None = None
+    train: Image, serve: Image, report: Report, proven: Container[Digest] = (), on_top: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
     """Whether serving has all of training's environment, and what it adds.
 
     Where serving begins with training's layers, only the layers on top are read; all layers are read only if one of
-    these, or a variable, can change what training's Python finds. `on_top` names the distributions of layers that were
-    assembled so that they replace no file below: then the digests prove it, and no layer is read. BuildError for a
-    layer that cannot be read, RegistryError for one that cannot be fetched.
+    these, or a variable, can change what training's Python finds. `proven` are the blobs of layers that are known to
+    replace no file below, which are not read then, and `on_top` the distributions in them. BuildError for a layer that
+    cannot be read or has another diff id than the config says, RegistryError for one that cannot be fetched.
     """
     images = _Images(train, serve)
-    if images.same and not images.added:
-        return (_sharing(images, f"serving has training's {images.shared} layers, and no other"),)
-    if images.same and on_top is not None:
-        return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, on_top)
-    reader = LayerReader((*train.layers, *serve.layers, *images.added), report)
+    unread, added = (
+        [it for it in its if it.descriptor.digest not in proven] for its in (images.unproven, images.added)
+    )
+    reader = LayerReader((*train.layers, *serve.layers, *unread, *added), report)
 
     def read(layers: Sequence[Layer], name: str) -> list[tuple[str, Overlay]]:
         reader.announce(f"reading {name}'s layers", layers)
         return [(str(it.descriptor.digest), reader.read(it, f"the {name} image")) for it in layers]
 
     if images.same:
-        added = read(images.added, "serving")
-        if all(is_outside(it, Settings.of(serve).places) for _, it in added):
-            return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, ())
+        read(unread, "serving")
+        if not images.added:
+            return (_sharing(images, f"serving has training's {images.shared} layers, and no other"),)
+        if all(is_outside(it, Settings.of(serve).places) for _, it in read(added, "serving")):
+            return _sharing(images, f"serving begins with training's {images.shared} layers"), _addition(images, on_top)
     before = Environment(read(train.layers, "training"))
     after = Environment(read(serve.layers, "serving"))
     pair = ImagePair(before=before, after=after, train=Settings.of(train), serve=Settings.of(serve))
     return *_differences(images, before, after), *precedence_findings(pair)
 
 
-def stands_on(train: Image, serve: Image, report: Report) -> bool:
+def stands_on(train: Image, serve: Image, name: str, report: Report) -> bool:
     """Whether serving is training's layers, and others that leave Python, the system and the model alone.
 
-    Only those others are read; errors as `prove_sharing`.
+    Only those others are read, and training's that are other blobs here; errors as `prove_sharing`.
     """
     images, settings = _Images(train, serve), Settings.of(serve)
     model = model_place(settings.variables, settings.folder).path
     places, reader = (*settings.places, *([model] if model else [])), LayerReader(images.added, report)
-    reader.announce("reading layers on top", images.added)
-    return images.same and all(is_outside(reader.read(it, "an image"), places) for it in images.added)
+    if not images.same:
+        return False
+    reader.announce("reading layers", (*images.unproven, *images.added))
+    reader.joined(images.unproven, name)
+    return all(is_outside(reader.read(it, name), places) for it in images.added)
 
 
 def other_distributions(train: Image, serve: Image) -> tuple[str, ...]:
@@ -369,8 +374,9 @@ def other_distributions(train: Image, serve: Image) -> tuple[str, ...]:
 def _named_distributions(image: Image) -> dict[str, str]:
     lines = history_lines(json.loads(image.config), len(image.layers))
     texts = (line.removeprefix(OURS).split(", ") for line in lines if line.startswith(OURS))
+    # Debian packages and bytecode have lines that begin otherwise
     found = ([_DISTRIBUTION.fullmatch(text) for text in its] for its in texts)
-    return {it[1]: it[2] for its in found for it in its if it}
+    return {it[1]: it[2] for its in found if all(its) for it in its if it}
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +386,15 @@ class _Images:
 
     @property
     def shared(self) -> int:
-        """How many of the lowest layers have the same content."""
+        """How many of the lowest layers have the same content by their diff ids."""
         pairs = zip(self.train.layers, self.serve.layers, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0].diff_id == pair[1].diff_id, pairs))
+
+    @property
+    def unproven(self) -> tuple[Layer, ...]:
+        """The shared layers that are other blobs than training's, as recompressed ones are: reading checks them."""
+        pairs = zip(self.train.layers[: self.shared], self.serve.layers, strict=False)
+        return tuple(other for one, other in pairs if one.descriptor.digest != other.descriptor.digest)
 
     @property
     def begins(self) -> bool:

@@ -23,11 +23,13 @@ from envbuild.image.child import (
     add_startup_check,
     assemble_child,
     base_of,
+    content_keys,
     interpreter_of,
+    keys_of_child,
     wheels_of_child,
 )
 from envbuild.image.config import CREATED
-from envbuild.image.content import Content
+from envbuild.image.content import Content, hash_content
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.layers.writer import write_compressed
 from envbuild.lock.model import Lock
@@ -248,6 +250,13 @@ def test_all_that_is_added_has_bytecode_and_what_the_parent_has_none_for(parent,
     assert lines(made.image)[-4:] == ["model", "server", "application", "bytecode of application"]
     compiled = [content_of(it) for it in made.image.layers if it.created_by.startswith("bytecode of")]
     assert [recompressed(it) == it for it in compiled] == [True] * 3, "it is compressed, and all together"
+    of_files = content_keys([hash_content(it) for it in addition.contents], by)
+    assert {made.results[it].digest for it in of_files if it in made.results} == {
+        it.descriptor.digest for it in made.image.layers[-4:]
+    }
+    cache = LayerCache(tmp_path / "cache")
+    keys = keys_of_child(parent, lock_of(SERVE), addition, cache, by)
+    assert cache.blobs(keys) == {it.digest for it in made.results.values()}
     again = child(SERVE, addition=addition, by=compiling(tmp_path / "fresh"), cache="another")
     assert again.image.digest == made.image.digest
     known = child(SERVE, addition=addition, by=compiling(tmp_path / "bytecode", find=lambda: pytest.fail("compiled")))

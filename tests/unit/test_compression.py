@@ -14,12 +14,14 @@ from envbuild.image.child import interpreter_of
 from envbuild.image.layers.cache import LayerCache
 from envbuild.image.rebase import named_compression
 from envbuild.lock.model import Lock
+from envbuild.lock.settings import read_settings
 from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import LAYER_GZIP, LAYER_ZSTD, Image, canonical_json
 from envbuild.recipe import Base, Recipe
 from envbuild.registry.push import push
-from envbuild.verify.image import Subject, base_finding
+from envbuild.report import SILENT
+from envbuild.verify.image import Inquiry, Subject, base_finding, verify_image
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
@@ -230,3 +232,17 @@ def test_a_wheel_in_pieces_above_the_batch_is_the_same_tar(tmp_path):
         made = assemble(recipe(big, compression=compression), base(), files(tmp_path, big), cache)
         images.append(made.image)
     assert [it.diff_id for it in images[0].layers] == [it.diff_id for it in images[1].layers]
+
+
+def test_verifying_finds_an_annotation_that_names_no_compression(tmp_path):
+    made = wheels()
+    lock = Lock(target=base().target, wheels=recipe(*made).wheels)
+    _, on, image = on_base(tmp_path, made, ZSTD)
+    value = of(image)
+    value["annotations"]["dev.envbuild.compression"] = "lz4"
+    inquiry = Inquiry(
+        image=replace(image, manifest=canonical_json(value)), base=on, lock=lock, cache=tmp_path / "cache",
+        settings=read_settings(),
+    )  # fmt: skip
+    [found] = verify_image(inquiry, SILENT)
+    assert (found.about, found.agrees, "lz4" in found.says) == ("environment", False, True)

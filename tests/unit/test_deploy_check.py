@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from envbuild.cli import commands
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image
+from envbuild.oci.image import Image, manifest_bytes
 from envbuild.oci.layout import write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
@@ -186,9 +187,40 @@ def test_an_image_that_another_took_the_place_of_is_said_to_have_been_the_models
         stamped(site, reference)
     site.registry.requests.clear()
     done = site("deploy-check", "model", one)
-    assert len({it.path for it in site.registry.seen("GET", "/blobs/")}) == 2, "the configs"
+    assert len({it.path for it in site.registry.seen("GET", "/blobs/")}) == 4, "the configs, and layers on top"
     assert (done.returncode, done.stdout) == (0, f"{one}\n"), done.stderr
     assert "was the model's image for serve cpu linux/amd64 until another was stamped at 2026-11-21" in done.stderr
+
+
+def test_an_image_that_another_took_the_place_of_may_hold_the_former_model(site):
+    trees = ({"model/": 0o755, "model/saved_model.pb": it} for it in (b"former", b"graph"))
+    former, own = (pushed(site, on_top(pulled(site), SERVER, it)) for it in trees)
+    for reference in (former, own):
+        stamped(site, reference)
+    done = site("deploy-check", "model", former, "--json")
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "note"), ("model-files", "error")])
+    assert site("deploy-check", "model", own).returncode == 0
+
+
+def test_an_image_whose_config_lies_about_a_layer_is_found_out(site):
+    image = on_top(pulled(site), SERVER)
+    lie = replace(layer_of_tree(PATCH), diff_id=image.layers[-2].diff_id)
+    layers = (*image.layers[:-2], lie, image.layers[-1])
+    reference = pushed(site, replace(image, manifest=manifest_bytes(image.config, layers, {}), layers=layers), "lie:1")
+    for words in (("verify", site.train, reference), ("deploy-check", "model", reference)):
+        done = site(*words)
+        assert (done.returncode, "does not match the diff id in the config" in done.stderr) == (13, True)
+
+
+@pytest.mark.parametrize("changes", [{"config": ["a"]}, {"config": {"Env": 5}}, {"config": {"Labels": ["a"]}}], ids=str)
+def test_a_config_that_cannot_be_read_is_an_error_without_a_traceback(site, changes):
+    image = on_top(pulled(site), SERVER)
+    config = json.dumps(json.loads(image.config) | changes).encode()
+    odd = replace(image, config=config, manifest=manifest_bytes(config, image.layers, {}))
+    reference = pushed(site, odd, "odd:1")
+    for words in (("verify", site.train, reference), ("deploy-check", "model", reference)):
+        done = site(*words)
+        assert (done.returncode, f"where: {reference}" in done.stderr) == (13, True), done.stderr
 
 
 def test_a_copy_of_it_elsewhere_is_the_same_image(site):
@@ -222,11 +254,13 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     layers = {str(it.descriptor.digest) for it in pulled(site).layers}
     site.registry.requests.clear()
     done = site("deploy-check", "model", moved, "--json")
-    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "error")])
+    assert (done.returncode, wrong(done)) == (16, [("shared-layers", "error")])
     assert "and has other distributions than training: tool 1.0 -> 2.0" in done.stdout
     read = {it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")}
     assert len(read) == 2, "the configs"
     assert not read & layers
+    (site.folder / "policy.toml").write_text('[rules]\ndeploy-image = "note"\n')
+    assert site("deploy-check", "model", moved, "--policy", "policy.toml").returncode == 16
 
 
 def test_verify_reads_layers_that_both_images_begin_with_only_where_others_may_change_them(site):

@@ -11,6 +11,7 @@ import pytest
 
 from envbuild.capture.files import present
 from envbuild.capture.model import model_facts
+from envbuild.oci.image import Layer, canonical_json
 from envbuild.oci.layout import read_layout, write_layout
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
@@ -18,7 +19,7 @@ from envbuild.registry.push import push
 from envbuild.stamp.history import read_stamp
 from tests.fakes.index import serving
 from tests.fakes.registry import FakeRegistry
-from tests.fakes.trees import image_of_layers
+from tests.fakes.trees import image_of_layers, layer_of_tree
 from tests.fakes.wheels import make_wheel
 from tests.unit.attesting import REPLACED
 from tests.unit.test_assemble import SITE, tree
@@ -163,6 +164,69 @@ def test_a_serving_image_that_somebody_changed_is_built_anew(site, path, value, 
     assert json.loads(done.stdout)["digest"] == first["digest"] == repository.tags[tag]
     assert "not using the registry's image of these inputs: " in done.stderr
     assert says in done.stderr
+
+
+EVIL = layer_of_tree({f"opt/env/{SITE}/numpy/__init__.py": b"evil = 1\n", f"opt/env/{SITE}/zz.pth": b"import os\n"})
+
+
+def forged(site: Serving, layer: Layer) -> dict[str, Any]:
+    """The descriptor of a layer that was put into the target's repository."""
+    with layer.open() as file:
+        site.registry.put("serving", file.read())
+    return layer.descriptor.to_dict()
+
+
+def retag(site: Serving, tag: str, manifest: dict[str, Any]) -> None:
+    repository = site.registry.repositories["serving"]
+    kind = repository.manifests[repository.tags[tag]][0]
+    site.registry.put_manifest("serving", tag, canonical_json(manifest), kind)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_serving_image_whose_layer_is_not_of_its_wheels_is_not_used(site, fresh):
+    site.trained()
+    first = site.served("--extra", "web")
+    [tag] = [it for it in site.registry.repositories["serving"].tags if it.startswith("serve-")]
+    manifest, config = site.image(first["image"])
+    at = next(n for n, it in enumerate(config["history"]) if "web 1.0" in it["created_by"])
+    manifest["layers"][at], config["rootfs"]["diff_ids"][at] = forged(site, EVIL), str(EVIL.diff_id)
+    data = canonical_json(config)
+    retag(site, tag, manifest | {"config": manifest["config"] | {"digest": site.registry.put("serving", data), "size": len(data)}})  # fmt: skip
+    if fresh:
+        shutil.rmtree(site.folder / "cache")
+    done = site(*site.words("--push", f"{site.host}/serving:v1", "--extra", "web", "--json"))
+    result = json.loads(done.stdout)
+    assert (result["digest"], result["found"]) == (first["digest"], False), done.stderr
+    assert "not using the registry's image" in done.stderr
+    assert site.registry.repositories["serving"].tags[tag] == first["digest"]
+
+
+def test_a_layer_that_is_not_of_its_wheels_is_refused(site):
+    site.trained()
+    site.served("--extra", "web")
+    repository = site.registry.repositories["serving"]
+    [tag] = [it for it in repository.tags if it.startswith("layer-")]
+    _, data = repository.manifests[repository.tags[tag]]
+    layer = json.loads(data)
+    layer["annotations"]["dev.envbuild.diff-id"] = str(EVIL.diff_id)
+    retag(site, tag, layer | {"layers": [forged(site, EVIL)]})
+    del repository.tags[next(it for it in repository.tags if it.startswith("serve-"))]
+    shutil.rmtree(site.folder / "cache")
+    done = site(*site.words("--push", f"{site.host}/serving:v2", "--extra", "web"))
+    assert (done.returncode, done.stdout, "v2" in repository.tags) == (13, "", False)
+    assert "the registry has another layer under" in done.stderr
+
+
+def test_what_the_application_puts_before_trainings_modules_is_an_error(site):
+    below = pull(Reference.parse(f"{site.host}/up/base:1"), machine="x86_64")
+    env = json.loads(below.config)["config"].get("Env") or []
+    push(image_of_layers(*below.layers, env=[*env, "PYTHONPATH=/app"]), Reference.parse(f"{site.host}/up/base:1"))
+    site.trained()
+    assert site(*site.words("--push", f"{site.host}/serving:v1", "--extra", "web")).returncode == 0
+    (site.app() / "numpy.py").write_text("evil = 1\n")
+    done = site(*site.words("--push", f"{site.host}/serving:v2", "--extra", "web"))
+    assert (done.returncode, "v2" in site.registry.repositories["serving"].tags) == (16, False)
+    assert "by PYTHONPATH serving finds /app/numpy.py" in done.stderr
 
 
 def test_a_serving_image_that_was_found_keeps_what_its_builder_attached(site):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from envbuild.errors import RegistryError
-from envbuild.oci.image import MANIFEST, Image, canonical_json
+from envbuild.errors import BuildError, RegistryError
+from envbuild.oci.image import LAYER_ZSTD, MANIFEST, Image, Layer, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.pull import pull
 from envbuild.verify.findings import Finding
-from envbuild.verify.sharing import prove_sharing
+from envbuild.verify.sharing import other_distributions, prove_sharing, stands_on
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.wheels import record_line
 from tests.unit.comparing import SITE, Put, file, folder, gone, image, layer, link, opaque
@@ -68,6 +68,49 @@ def unreadable(of: Image, count: int) -> Image:
 def test_the_same_layers_are_proved_without_reading_one():
     found = proof(unreadable(TRAIN, 9), unreadable(TRAIN, 9))
     assert [str(it) for it in found.values()] == ["ok       layers: serving has training's 3 layers, and no other"]
+
+
+def with_second(of: Image, second: Layer) -> Image:
+    """The image whose second layer is another blob, by a config that stays."""
+    return replace(of, layers=(of.layers[0], second, *of.layers[2:]))
+
+
+@pytest.mark.parametrize("top", [(), (APP,)])
+def test_a_config_that_names_trainings_diff_id_for_another_layer_is_found_out(top):
+    serve = image(BASE, NUMPY, SIX, *top)
+    lie = with_second(
+        serve, replace(layer(file(f"{SITE}/numpy/__init__.py", b"evil")), diff_id=TRAIN.layers[1].diff_id)
+    )
+    for ask in (lambda: proof(lie), lambda: stands_on(TRAIN, lie, "lie:1", lambda *_: None)):
+        with pytest.raises(BuildError, match="does not match the diff id"):
+            ask()
+
+
+def test_of_trainings_layers_only_those_that_were_recompressed_are_read():
+    serve = with_second(unreadable(image(BASE, NUMPY, SIX, APP), 3), layer(*NUMPY, media_type=LAYER_ZSTD))
+    assert serve.layers[1].diff_id == TRAIN.layers[1].diff_id
+    assert agreeing(proof(serve, unreadable(TRAIN, 9)))
+    assert stands_on(TRAIN, serve, "serve:1", lambda *_: None)
+
+
+def test_of_layers_on_top_those_that_are_proven_are_not_read():
+    serve = image(BASE, NUMPY, SIX, package("web", "1.0"), APP)
+    web, app = (it.descriptor.digest for it in serve.layers[3:])
+    found = prove_sharing(TRAIN, unreadable(serve, 4), lambda *_: None, {web}, ["web 1.0"])
+    assert [it.agrees for it in found] == [True, True]
+    assert found[1].packages == ("web 1.0",)
+    with pytest.raises(AssertionError):
+        prove_sharing(TRAIN, unreadable(serve, 4), lambda *_: None, {app})
+
+
+def test_debian_packages_of_a_history_are_no_distributions():
+    def having(packages: str, numpy: str) -> Image:
+        lines = [f"envbuild: system packages: {packages}", f"envbuild: numpy {numpy}, six 1.17.0"]
+        return image((), (), history=[{"created_by": it} for it in lines])
+
+    old, new = "libgomp1 12.2.0-14, libquadmath0 12.2.0-14", "libgomp1 12.2.0-15, libquadmath0 12.2.0-15"
+    assert other_distributions(having(old, "1.26.4"), having(new, "1.26.4")) == ()
+    assert other_distributions(having(old, "1.26.4"), having(old, "2.1.0")) == ("numpy 1.26.4 -> 2.1.0",)
 
 
 def test_a_program_on_top_is_proved_by_reading_that_layer_alone():

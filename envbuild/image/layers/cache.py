@@ -69,9 +69,19 @@ class LayerCache:
         compression: Compression = GZIP,
     ) -> None:
         self.compression = compression.plain
+        self._folder = folder
         self._keys, self._blobs, self._notes = folder / "layers", folder / "blobs", folder / "notes"
         self._shared, self._on_damage = shared, on_damage
         self._used: dict[Digest, Any] = {}
+
+    @property
+    def local(self) -> "LayerCache":
+        """The same folder without the shared cache."""
+        return LayerCache(self._folder, None, self._on_damage, self.compression)
+
+    def blobs(self, keys: Iterable[Digest]) -> frozenset[Digest]:
+        """Return the blobs of those layers that this machine made; what the registry has does not count."""
+        return frozenset(it.result.digest for it in map(self.get, keys) if it)
 
     def prefetch(self, layers: Iterable[Digest], notes: Iterable[Digest] = ()) -> None:
         """Look up keys in the shared cache at once."""

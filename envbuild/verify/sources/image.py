@@ -75,8 +75,8 @@ class ModelPlace:
         return bool(self.path) and (path == self.path or path.startswith(f"{self.path}/"))
 
 
-Known = dict[tuple[Digest, ModelPlace], Overlay]
-"""What was read of layers, by their diff ids and the place of the model."""
+Known = dict[tuple[Digest, Digest, ModelPlace], Overlay]
+"""What was read of layers, by their blobs and diff ids, and the place of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,13 +340,14 @@ def files_of(
     read. What is read is kept in `known`.
     """
     known = {} if known is None else known
-    unread = [it for it in layers if (it.diff_id, model) not in known]
-    total, done = sum(it.descriptor.size for it in unread), 0
-    for layer in unread:
-        known[layer.diff_id, model] = read_layer(layer, name, partial(_add, model))
+    keys = [(it.descriptor.digest, it.diff_id, model) for it in layers]
+    unread = {key: it for key, it in zip(keys, layers, strict=True) if key not in known}
+    total, done = sum(it.descriptor.size for it in unread.values()), 0
+    for key, layer in unread.items():
+        known[key] = read_layer(layer, name, partial(_add, model))
         done += layer.descriptor.size
         report("reading layers", done, total)
-    return {"": IMPLIED} | reduce(over, (known[it.diff_id, model] for it in layers), Overlay()).nodes
+    return {"": IMPLIED} | reduce(over, (known[it] for it in keys), Overlay()).nodes
 
 
 def _add(model: ModelPlace, found: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
