@@ -58,7 +58,7 @@ _MODULES = {
 
 _OWN_CLASS = "Only a program that has these classes itself loads it, as the one that saved it did."
 _OWN_COLUMNS = (
-    "The model was fitted on a table with named columns; a ColumnTransformer that selects by name takes nothing else."
+    "Its ColumnTransformer was fitted on a table with named columns; if it selects by name, it takes no other."
 )
 _TABLES = ("pandas", "polars")
 _TRY = (
