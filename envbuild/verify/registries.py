@@ -44,11 +44,11 @@ def registry_findings(
             continue
         reference = Reference.parse(image.reference)
         with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-            gone = [str(it) for it in image.digests if not registry.has_manifest(reference.repository, it)]
-            if gone:
-                says = f"{reference.name} no longer has {' and '.join(gone)}, which the model is stamped with"
+            missing = [str(it) for it in image.digests if not registry.has_manifest(reference.repository, it)]
+            if missing:
+                says = f"{reference.name} no longer has {' and '.join(missing)}, which the model is stamped with"
                 yield Finding(
-                    about=about, agrees=False, says=says, rule="digest-gone", wanted=gone[0], found="nothing",
+                    about=about, agrees=False, says=says, rule="digest-gone", wanted=missing[0], found="nothing",
                     why=_GONE, todo=_PUSH_AGAIN,
                 )  # fmt: skip
                 continue
@@ -103,12 +103,12 @@ def _tagged(
         yield Finding(about=about, agrees=True, says=f"{tagged} names it", rule="tag-moved", found=digests[0])
     else:
         says = f"{tagged}, {which}, names {digests[0]}, and the stamp names {' and '.join(others)}"
-        again = f"tag {image.image} again" if len(wanted) == 1 else "push it again with --compression gzip,zstd"
+        first = f"tag {image.image} again" if len(wanted) == 1 else "push it again with --compression gzip,zstd"
         yield Finding(
             about=about, agrees=False, says=says, rule="tag-moved", severity="warning", wanted=others[0],
             found=digests[0],
             why="cleanup policies remove images without a tag first, and builds take the other image from now on",
-            todo=f"{again}, or stamp the model with the other one",
+            todo=f"{first}, or stamp the model with the other one",
         )  # fmt: skip
 
 
