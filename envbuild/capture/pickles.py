@@ -45,7 +45,7 @@ class PickleFacts(NamedTuple):
     details: Dict[str, str]
     """The lowest release of a library that has the attributes of its objects; `python`: that of code objects.
 
-    `columns` is `named` where scikit-learn was fitted on a table.
+    `columns` is `named` where a ColumnTransformer was fitted on a table.
     """
     unread: Optional[str] = None
     """Why it was not read to its end."""
@@ -305,8 +305,8 @@ class _Opcodes:
             if isinstance(found, _Object) and len(found.state) < 100:
                 found.state[key] = value
                 self.details.update([_SINCE[found.name, key]] if (found.name, key) in _SINCE else [])
-            if key == "feature_names_in_":
-                self.details["columns"] = "named"
+                if key == "feature_names_in_" and found.name.endswith(".ColumnTransformer"):
+                    self.details["columns"] = "named"
 
     def _pass_array(self, state: Dict[str, Any]) -> None:
         """Go on behind an array: bytes behind a padding, or, of objects, a pickle of its own."""

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from envbuild.cli.console import Progress
 from envbuild.cli.options import FactOptions, LockOptions
-from envbuild.errors import ManifestError, UsageError, counted
+from envbuild.errors import ManifestError, UsageError, VerifyError, counted
 
 if TYPE_CHECKING:
+    from envbuild.build.request import BuildRequest
     from envbuild.lock.model import Lock
     from envbuild.manifest.importers.record import Record
-    from envbuild.manifest.model import TrainingManifest
+    from envbuild.manifest.model import Model, TrainingManifest
     from envbuild.match.stack import Stack
     from envbuild.oci.image import Image
     from envbuild.oci.reference import Reference
     from envbuild.recipe import Base
+    from envbuild.verify.sources import Side
 
 _OPTIONS = {
     "accelerator": "--gpu",
@@ -204,6 +206,17 @@ def report_changes(stack: "Stack", progress: Progress) -> None:
     """Report how the requirements differ from the run's; a note on the lock names what the run did not import."""
     for change in (it for it in stack.changes if it.name not in stack.not_imported):
         progress.note(f"{change.before or 'nothing'} -> {change.after or 'dropped'}: {change.reason}")
+
+
+def warn_unloadable(request: "BuildRequest", model: "Model | None", environment: "Side", progress: Progress) -> None:
+    """Warn in a dry run of what may keep an environment from loading the model, and how the run itself ends."""
+    from envbuild.build.outputs import check_loading
+
+    try:
+        check_loading(request, model, environment, progress)
+    except VerifyError as error:
+        ends = f"without --dry-run this ends with exit code {error.exit_code}"
+        progress.warn(f"{error.what}\n  {ends}; {error.todo}")
 
 
 def _report_gaps(manifest: "TrainingManifest", progress: Progress) -> None:

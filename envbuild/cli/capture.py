@@ -81,7 +81,6 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
     plain = {name: given[name] for name in ("model", "golden", "command", "config", "patch", "deep")}
     try:
         check_options({"python": python, "image": image})
-        python = python if python or image else sys.executable
         manifest = capture_elsewhere(merge_options(lists | plain, command), out, python, image)
     except ValueError as error:
         raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
@@ -107,7 +106,7 @@ def _warn_unloadable(manifest: str) -> None:
 def capture_elsewhere(
     options: dict[str, Any], out: str | None, python: str | None, image: str | None
 ) -> dict[str, Any]:
-    """Capture by `python`, or in `image`; model and data are read here, where the libraries for that are.
+    """Capture by `python`, envbuild's own if None, or in `image`; model and data are read here, with the libraries.
 
     `options` are the arguments of `capture()`; ValueError for wrong ones.
     """
@@ -123,7 +122,7 @@ def capture_elsewhere(
     command = options["command"]
     arguments = ["--environment-only", *arguments, *(["--", *command] if command else [])]
     if image is None:
-        environment = other_environment(str(python), arguments)
+        environment = other_environment(python, arguments)
         contract = contract_facts(options["requires"], options["data"], options["preprocessing"])
         model = options["model_uri"] or os.environ.get("AIP_MODEL_DIR")
     else:
@@ -145,16 +144,21 @@ def capture_elsewhere(
     return manifest
 
 
-def other_environment(python: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run the capture script by `python`; UsageError if that is not Python, ManifestError if it fails."""
+def other_environment(python: str | None, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run the capture script by `python`, envbuild's own if None, in a process.
+
+    UsageError if that is not Python, ManifestError if it fails.
+    """
     import tempfile
 
     from envbuild.manifest.reader import read_manifest
 
+    where = f"--python {python}" if python else "envbuild capture"
+    python = python or sys.executable
     version = _version(python)
     if version is not None and version < _OLDEST_PYTHON:  # it would print a syntax error
         what = "this is Python {}.{}, and capture needs 3.7 or later".format(*version)
-        raise UsageError(what, where=f"--python {python}", todo=_TODO)
+        raise UsageError(what, where=where, todo=_TODO)
     with tempfile.TemporaryDirectory(prefix="envbuild-") as folder:
         # Its folder becomes the first of sys.path, so it has nothing else.
         path, out = Path(folder, "envbuild_capture.py"), Path(folder, "out", "manifest.json")
@@ -165,34 +169,33 @@ def other_environment(python: str, arguments: Sequence[str]) -> dict[str, Any]:
                 [python, str(path), "--out", str(out), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__ or subprocess.DEVNULL,
-                env=_environment(),
+                env=_environment(python),
                 start_new_session=True,
                 check=False,
             ).returncode
         except OSError as error:
             what = f"this interpreter cannot be run: {error.strerror}"
-            raise UsageError(what, where=f"--python {python}", todo=_TODO) from error
+            raise UsageError(what, where=where, todo=_TODO) from error
         try:
             data = out.read_bytes()  # whole or absent, so a crash at the interpreter's end costs nothing
         except OSError as error:
-            raise _failed(python, version, code) from error
-    read_manifest(data, f"--python {python}")
+            raise _failed(where, version, code) from error
+    read_manifest(data, where)
     environment: dict[str, Any] = json.loads(data)
     return environment
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment without variables of envbuild's own interpreter."""
+def _environment(python: str) -> dict[str, str]:
+    """Return the environment for `python`, without variables of envbuild's own interpreter."""
     environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
     own = environment.get("VIRTUAL_ENV")
-    if own and Path(own).resolve() == Path(sys.prefix).resolve():  # `uv run` sets it
+    if python != sys.executable and own and Path(own).resolve() == Path(sys.prefix).resolve():  # `uv run` sets it
         for name in ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT"):
             environment.pop(name, None)
     return environment
 
 
-def _failed(python: str, version: tuple[int, int] | None, code: int) -> EnvbuildError:
-    where = f"--python {python}"
+def _failed(where: str, version: tuple[int, int] | None, code: int) -> EnvbuildError:
     if version is None and code == 0:
         return UsageError("this program captured nothing: it is not Python", where=where, todo=_TODO)
     if version is not None and code == UsageError.exit_code:
@@ -207,8 +210,9 @@ def _failed(python: str, version: tuple[int, int] | None, code: int) -> Envbuild
 def _version(python: str) -> tuple[int, int] | None:
     null = subprocess.DEVNULL
     try:
+        command, variables = [python, "-c", _VERSION], _environment(python)
         text = subprocess.run(
-            [python, "-c", _VERSION], stdin=null, stdout=-1, stderr=null, env=_environment(), timeout=10, check=False
+            command, stdin=null, stdout=-1, stderr=null, env=variables, timeout=10, check=False
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None

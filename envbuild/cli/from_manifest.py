@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from envbuild.cli.arguments import import_record, report_changes, report_decisions
+from envbuild.cli.arguments import import_record, report_changes, report_decisions, warn_unloadable
 from envbuild.cli.command import ADVANCED, grouped, option
 from envbuild.cli.console import Progress
 from envbuild.cli.options import (
@@ -23,7 +23,7 @@ from envbuild.cli.options import (
 from envbuild.cli.serve import ServeOptions, make_serving_image
 from envbuild.cli.summary import reference, result_values, summary, write_github_files
 from envbuild.cli.targets import check_key
-from envbuild.errors import UsageError, VerifyError
+from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.build.request import BuildRequest
@@ -88,7 +88,6 @@ def _build(
 ) -> None:
     """Plan and build; print the result, or just the plan."""
     from envbuild.build.build import build
-    from envbuild.build.outputs import check_loading
     from envbuild.build.request import check_request, make_plans
     from envbuild.verify.sources import side_of_stack
 
@@ -101,11 +100,7 @@ def _build(
             progress.warn(f"{line}; it has to be built (--build) or given (--find-links DIR)")
         report_changes(plan.stack, progress)
         if dry_run:
-            try:
-                check_loading(request, manifest.model, side_of_stack(plan.stack, "the environment"), progress)
-            except VerifyError as error:
-                ends = f"without --dry-run this ends with exit code {error.exit_code}"
-                progress.warn(f"{error.what}\n  {ends}; {error.todo}")
+            warn_unloadable(request, manifest.model, side_of_stack(plan.stack, "the environment"), progress)
     if dry_run and request.cloud and not as_json:
         from envbuild.build.cloud import printed_yaml
 

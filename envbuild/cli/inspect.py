@@ -97,6 +97,8 @@ def _image(image: "StampedImage") -> Iterator[str]:
     yield f"    environment {image.environment}"
     if image.relation:
         yield f"    {image.relation}: a runtime of its own, checked against the model"
+    if image.gate:
+        yield f"    {image.gate}: nothing started it before it was stamped"
     if image.identity:
         yield f"    {image.identity}"
     if image.overrides:

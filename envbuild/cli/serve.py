@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from envbuild.cli.arguments import import_record
+from envbuild.cli.arguments import import_record, warn_unloadable
 from envbuild.cli.command import HOW, WHAT, WHERE, flag, grouped, option
 from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import BuildOptions, FactOptions, ImageOptions, LockOptions, check_not_empty
@@ -28,6 +28,7 @@ from envbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from envbuild.serve.model import ServeOrder
+    from envbuild.serve.origin import Start
 
 ServerName = Literal["fastapi", "tf-serving", "triton"]
 GateName = Literal["auto", "require", "off"]
@@ -82,7 +83,9 @@ def make_serving_image(model: str, serving: ServeOptions, options: BuildOptions,
     as_json = options.image.as_json
     if options.image.dry_run:
         check_serving(order)
-        planned = serving_plan(order, find_start(order, progress))
+        start = find_start(order, progress)
+        _warn_unloadable(order, start, progress)
+        planned = serving_plan(order, start)
         typer.echo(json.dumps(planned, indent=2) if as_json else "\n".join(plan_lines(planned)))
         return
     served = serve(order, progress, datetime.now(UTC))
@@ -94,6 +97,19 @@ def make_serving_image(model: str, serving: ServeOptions, options: BuildOptions,
     value = serving_result(served, time.monotonic() - started)
     write_github_files(value, tuple(serving_rows(served)))
     typer.echo(json.dumps(value, indent=2) if as_json else serving_reference(served))
+
+
+def _warn_unloadable(order: "ServeOrder", start: "Start", progress: Progress) -> None:
+    """Warn in a dry run of what may keep the stamped environment from loading its model.
+
+    Of what is added above no versions are known yet. Servers of their own are compared with the model in another way.
+    """
+    from envbuild.serve.build import OWN_RUNTIME
+    from envbuild.verify.sources import side_of_lock
+
+    if start.stamped and start.lock and order.server not in OWN_RUNTIME:
+        there = replace(side_of_lock(start.lock, "the serving image"), complete=not order.extras)
+        warn_unloadable(order.build_request, start.stamped.model or start.manifest.model, there, progress)
 
 
 def _order(target: str, serving: ServeOptions, options: BuildOptions, progress: Progress) -> "ServeOrder":

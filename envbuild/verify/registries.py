@@ -37,27 +37,29 @@ def registry_findings(
     Only manifests are fetched. RegistryError where a registry does not answer.
     """
     for image in stamp.images:
-        about, digest = _about(image), str(image.digest)
+        about, digest, digests = _about(image), str(image.digest), [*map(str, image.digests)]
         if image.reference is None:
             says = "it lies in an OCI layout, and no registry is known to have it"
             yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest)
             continue
         reference = Reference.parse(image.reference)
         with Registry(reference.registry, credentials=credentials, retry=retry) as registry:
-            if not registry.has_manifest(reference.repository, image.digest):
-                says = f"{reference.name} no longer has {digest}, which the model is stamped with"
+            missing = [str(it) for it in image.digests if not registry.has_manifest(reference.repository, it)]
+            if missing:
+                says = f"{reference.name} no longer has {' and '.join(missing)}, which the model is stamped with"
                 yield Finding(
-                    about=about, agrees=False, says=says, rule="digest-gone", wanted=digest, found="nothing", why=_GONE,
-                    todo=_PUSH_AGAIN,
+                    about=about, agrees=False, says=says, rule="digest-gone", wanted=missing[0], found="nothing",
+                    why=_GONE, todo=_PUSH_AGAIN,
                 )  # fmt: skip
                 continue
-            says = f"{reference.registry} has {digest}"
+            says = f"{reference.registry} has {' and '.join(digests)}"
             yield Finding(about=about, agrees=True, says=says, rule="digest-gone", wanted=digest, found=digest)
             if image.role == "train":  # the environment's own image
-                tag = environment_tag(image.environment)
-                yield from _tagged(registry, image, reference, tag, "the tag of its environment")
+                tagged = replace(reference, tag=environment_tag(image.environment), digest=None)
+                yield from _tagged(registry, image, tagged, "the tag of its environment", [digest])
             if image.tag:
-                yield from _tagged(registry, image, reference, image.tag, "the tag that it was pushed under")
+                tagged = replace(reference, tag=image.tag, digest=None)
+                yield from _tagged(registry, image, tagged, "the tag that it was pushed under", digests)
 
 
 def tag_findings(
@@ -90,18 +92,23 @@ def tag_findings(
         )  # fmt: skip
 
 
-def _tagged(registry: Registry, image: StampedImage, reference: Reference, tag: str, which: str) -> Iterator[Finding]:
-    """Whether a tag names it, if there is one: images that an engine built have none of their environment."""
-    tagged, about, digest = replace(reference, tag=tag, digest=None), _about(image), str(image.digest)
-    digests = _digests(registry, tagged)
-    if digests and digest in digests:
+def _tagged(
+    registry: Registry, image: StampedImage, tagged: Reference, which: str, wanted: Sequence[str]
+) -> Iterator[Finding]:
+    """Whether a tag names all `wanted`, if there is one: images that an engine built have none of their environment."""
+    about, digests = _about(image), _digests(registry, tagged)
+    if not digests:
+        return
+    if not (others := [it for it in wanted if it not in digests]):
         yield Finding(about=about, agrees=True, says=f"{tagged} names it", rule="tag-moved", found=digests[0])
-    elif digests:
-        says = f"{tagged}, {which}, names {digests[0]}, and the stamp names {digest}"
+    else:
+        says = f"{tagged}, {which}, names {digests[0]}, and the stamp names {' and '.join(others)}"
+        first = f"tag {image.image} again" if len(wanted) == 1 else "push it again with --compression gzip,zstd"
         yield Finding(
-            about=about, agrees=False, says=says, rule="tag-moved", severity="warning", wanted=digest, found=digests[0],
+            about=about, agrees=False, says=says, rule="tag-moved", severity="warning", wanted=others[0],
+            found=digests[0],
             why="cleanup policies remove images without a tag first, and builds take the other image from now on",
-            todo=f"tag {image.image} again, or stamp the model with the other one",
+            todo=f"{first}, or stamp the model with the other one",
         )  # fmt: skip
 
 

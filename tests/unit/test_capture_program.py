@@ -423,6 +423,14 @@ def test_an_interpreter_that_is_killed_is_told(env):
     assert "3.7 or later" not in done.stderr
 
 
+def test_without_python_no_message_names_that_option(tmp_path):
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(5)\n")
+    done = envbuild("--load", "leaves", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (10, "")
+    assert "could not capture its environment (exit code 5)" in done.stderr
+    assert ("--python" in done.stderr, "envbuild capture" in done.stderr) == (False, True)
+
+
 def test_where_the_manifest_goes_is_checked_before_another_interpreter_is_started(env, tmp_path):
     (env.site / "sitecustomize.py").write_text(f"open({str(tmp_path / 'started')!r}, 'w')\n")
     done = envbuild("--python", env.prefix / "bin/python", "--out", "gs://bucket")
@@ -448,6 +456,11 @@ def test_the_other_interpreter_gets_the_environment_of_the_shell(env, monkeypatc
     monkeypatch.setenv("VIRTUAL_ENV", "/other")
     other_environment(python, ["--environment-only"])
     assert "'VIRTUAL_ENV'" in capfd.readouterr().err
+
+
+def test_the_virtual_environment_of_envbuild_itself_is_recorded_where_it_is_captured(env):
+    done = envbuild("--variable", "VIRTUAL_ENV", VIRTUAL_ENV=sys.prefix)
+    assert json.loads(done.stdout)["variables"]["VIRTUAL_ENV"] == sys.prefix
 
 
 def test_of_a_python_that_is_too_old_only_that_is_said(tmp_path):

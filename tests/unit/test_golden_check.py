@@ -263,6 +263,32 @@ def test_a_pickle_is_loaded_by_the_line_that_its_user_starts_and_the_answer_is_j
     assert by_hand.ask(golden_of(DOUBLED.inputs, [array_of([2.0, 5.0])])).severity == "error"
 
 
+class Sandbox:
+    """What runs a pickle instead of an interpreter, with variables of its own; its isolation is left out here."""
+
+    name = sys.executable
+
+    def __init__(self, **variables: str) -> None:
+        self.interpreter = InInterpreter(name=sys.executable, variables={"PATH": os.defpath, **variables})
+
+    def run(self, program, beside, *, seconds):
+        return self.interpreter.run(program, beside, seconds=seconds)
+
+
+def test_a_pickle_that_loads_in_isolation_needs_no_user(by_hand, environment):
+    assert by_hand.ask(sandbox=Sandbox(PYTHONPATH=str(environment))).agrees
+    assert not by_hand.kept.exists()
+
+
+def test_what_does_not_load_in_isolation_says_nothing_of_the_interpreter(by_hand):
+    """There it has no packages, as those of an editable install are missing under bubblewrap."""
+    first = by_hand.ask(sandbox=Sandbox())
+    assert (first.id, first.severity) == ("golden-sample", "warning")
+    assert "its own folders alone, the model cannot be loaded: ModuleNotFoundError: No module named 'demo'" in first.why
+    by_hand.start(first)
+    assert by_hand.ask(sandbox=Sandbox()).agrees
+
+
 def test_the_answer_of_another_model_or_environment_is_not_taken(by_hand):
     first = by_hand.ask(state=("numpy 1.0",))
     by_hand.model.write_bytes(b"c__main__\nNo\n(tR.")

@@ -2,13 +2,18 @@
 
 import dataclasses
 import json
+import os
 import platform
+import sys
+import venv
+from pathlib import Path
 
 import pytest
 
 from envbuild.cli.console import Progress
 from envbuild.errors import BuildError, MissingComponentError, UsageError
-from envbuild.verify.golden.runners import in_bubblewrap, in_image
+from envbuild.image.config import DEFAULT_PATH
+from envbuild.verify.golden.runners import in_bubblewrap, in_image, isolated
 from tests.unit.comparing import file, folder, image, link
 
 PYTHON = file("usr/bin/python", mode=0o755)
@@ -64,6 +69,22 @@ def test_an_image_without_python_is_told_when_it_is_run(tmp_path, inner):
     made = dataclasses.replace(made, config=json.dumps(json.loads(made.config) | {"config": inner}).encode())
     with pytest.raises(UsageError, match="the image has no Python on its PATH"):
         unpacked(made, tmp_path).run("", {}, seconds=1)
+
+
+def test_only_a_virtual_environment_is_named_as_one(tmp_path, monkeypatch):
+    """Bubblewrap is not needed to see what it would be given."""
+    command = tmp_path / "bin/bwrap"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    venv.create(tmp_path / "venv", symlinks=True)
+    plain = Path(sys.executable).resolve()
+    for python, named in ((tmp_path / "venv/bin/python", {"VIRTUAL_ENV": str(tmp_path / "venv")}), (plain, {})):
+        found = isolated(str(python), {"OWN": "1"}, tmp_path)
+        assert found
+        assert found.variables == {"PATH": DEFAULT_PATH, "OWN": "1", **named}
 
 
 def test_without_engine_and_bubblewrap_no_image_is_opened(tmp_path, monkeypatch, capsys):

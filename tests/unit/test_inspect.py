@@ -68,6 +68,14 @@ def test_the_command_shows_images_and_history(tmp_path, capsys):
     assert "nothing -> " not in told
 
 
+def test_the_command_says_that_nothing_started_an_image(tmp_path, capsys):
+    model = InFolder(tmp_path)  # noqa: F811
+    write(model.uri, entry())
+    write(model.uri, entry("serve", content=b"two", gate="untried"))
+    assert run(["inspect", model.uri]) == 0
+    assert capsys.readouterr().out.count("    untried: nothing started it before it was stamped\n") == 1
+
+
 def test_json_has_the_records_as_they_are(tmp_path, capsys):
     model = InFolder(tmp_path)  # noqa: F811
     names = stamped_thrice(model.uri)

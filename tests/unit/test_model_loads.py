@@ -86,8 +86,24 @@ def test_it_is_stamped_by_hand_with_a_warning_and_served_only_without_the_gate(s
     assert SAYS in done.stderr
     assert "--gate off" in done.stderr
     assert read_stamp("model") == stamped
+    for options in ((), ("--gate", "off")):
+        done = site(*serve, "--dry-run", *options)
+        assert (done.returncode, SAYS in done.stderr) == (0, True), done.stderr
+        assert ("without --dry-run this ends with exit code 16" in done.stderr) is (not options)
     done = site(*serve, "--gate", "off")
     assert (done.returncode, f"warning: {SAYS}" in done.stderr) == (0, True), done.stderr
+
+
+def test_a_dry_run_of_serve_knows_nothing_of_what_is_added_above(site):
+    found = manifest_of(("numpy", "1.26.4"), model=present(model_facts("model")))
+    del found["framework"]
+    (site.folder / "run.json").write_text(json.dumps(found))
+    done = site.build("run.json", "--stamp", "model", "--stamp-anyway")
+    assert done.returncode == 0, done.stderr
+    serve = ("serve", "model", "--cmd", "web", "--push", f"{site.host}/serving:v1", "--dry-run")
+    for extras, warns in ((("--extra", "web"), False), ((), True)):
+        done = site(*serve, *extras)
+        assert (done.returncode, "artifact-" in done.stderr) == (0, warns), done.stderr
 
 
 def test_of_a_manifest_what_is_added_above_the_training_image_may_be_what_loads_the_model(site):

@@ -54,6 +54,7 @@ READ = {
         SKLEARN,
         {"protocol": "4", "modules": "joblib,numpy,sklearn", "columns": "named", **NAMES, **ALIGNED},
     ),
+    "table.joblib": ("joblib", SKLEARN, {"protocol": "4", "modules": "joblib,numpy,sklearn", **NAMES, **ALIGNED}),
     "classifier.pkl": ("pickle", SKLEARN, {"protocol": "4", "modules": "numpy,sklearn", **NAMES}),
     "old.pickle": ("pickle", SKLEARN, {"protocol": "0", "modules": "_codecs,numpy,sklearn", **NAMES}),
     "classifier.skops": ("skops", [*SKLEARN, {"name": "skops", "version": "0.16.0"}], {}),

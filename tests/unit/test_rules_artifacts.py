@@ -118,13 +118,21 @@ def test_a_pickle_needs_its_modules_and_its_protocol(details, environment, named
         (having(numpy="2.4.0", joblib="1.5.2"), ["error"]),
     ],
 )
-def test_a_model_that_was_fitted_on_a_table_needs_what_has_tables(environment, severities):
+def test_a_transformer_that_was_fitted_on_a_table_needs_what_has_tables(environment, severities):
     read = read_or_none({"uri": "model", **model_facts(str(MODELS / "columns.joblib"))}, Model)
     found = apply_rules(Side(name="churn", kind="model", model=read), environment, (artifact_pickle,))
     faults = [it for it in found if not it.agrees]
     assert [it.severity for it in faults] == severities
     assert any(it.agrees for it in found) is not bool(severities)
     assert all("pandas" in it.todo and "--golden" in it.todo for it in faults if it.severity == "warning")
+
+
+def test_an_estimator_that_was_fitted_on_a_table_takes_arrays_too():
+    """A LogisticRegression; only a ColumnTransformer selects by name."""
+    read = read_or_none({"uri": "model", **model_facts(str(MODELS / "table.joblib"))}, Model)
+    environment = having(scikit_learn="1.9.1", numpy="2.4.0", joblib="1.5.2")
+    [found] = apply_rules(Side(name="churn", kind="model", model=read), environment, (artifact_pickle,))
+    assert (found.agrees, found.says) == (True, "it needs joblib, numpy, sklearn, and image has them")
 
 
 def onnx(ir_version: int, opset: int, ml: int | None = None) -> Side:

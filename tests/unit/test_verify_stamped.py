@@ -17,7 +17,7 @@ from tests.fakes.registry import FakeRegistry
 
 FAST = Retry(first=0, longest=0.01)
 ENVIRONMENT = Digest.of(b"env")
-TRAIN, SERVE = (json.dumps({"schemaVersion": 2, "config": {}, "layers": [], "it": it}).encode() for it in ("a", "b"))
+TRAIN, SERVE, ZSTD = (json.dumps({"schemaVersion": 2, "config": {}, "layers": [], "it": it}).encode() for it in "abz")
 
 
 @pytest.fixture
@@ -33,6 +33,16 @@ def image(registry: FakeRegistry, data: bytes = TRAIN, role: str = "train", *, p
         role=role, variant="cpu", platform="linux/amd64", reference=reference, digest=digest, environment=ENVIRONMENT
     )  # fmt: skip
     return stamped(entry, b"{}", b"")
+
+
+def in_both(registry: FakeRegistry, zstd: bytes = ZSTD) -> StampedImage:
+    """An image that was pushed as v1 in gzip and zstd; v1 names its gzip, and `zstd`."""
+    for data in (TRAIN, ZSTD, zstd):
+        registry.put_manifest("churn", "1", data, MANIFEST)
+    entries = [{"digest": str(Digest.of(it))} for it in (TRAIN, zstd)]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}
+    registry.put_manifest("churn", "v1", json.dumps(index).encode(), INDEX)
+    return replace(image(registry, role="serve"), zstd=Digest.of(ZSTD), tag="v1")
 
 
 def stamp(*images: StampedImage) -> Stamp:
@@ -71,6 +81,24 @@ def test_an_image_that_is_gone_says_what_is_lost_and_what_to_do(registry):
     assert "build it again from the manifest and the lock" in gone.todo
     assert gone.why
     assert there.agrees
+
+
+def test_an_image_of_two_compressions_is_there_if_both_are(registry):
+    both = in_both(registry)
+    there, named = registry_findings(stamp(both), retry=FAST)
+    assert (there.says, named.agrees) == (f"{registry.host} has {Digest.of(TRAIN)} and {Digest.of(ZSTD)}", True)
+    del registry.repositories["churn"].manifests[str(Digest.of(ZSTD))]
+    [gone] = registry_findings(stamp(both), retry=FAST)
+    assert (gone.rule, gone.agrees, gone.wanted) == ("digest-gone", False, str(Digest.of(ZSTD)))
+    assert gone.says == f"{registry.host}/churn no longer has {Digest.of(ZSTD)}, which the model is stamped with"
+
+
+def test_a_tag_that_names_one_of_two_compressions_is_a_warning(registry):
+    there, moved = registry_findings(stamp(in_both(registry, SERVE)), retry=FAST)
+    assert there.agrees
+    assert (moved.rule, moved.agrees, moved.severity) == ("tag-moved", False, "warning")
+    assert moved.says.endswith(f", and the stamp names {Digest.of(ZSTD)}")
+    assert "--compression gzip,zstd" in moved.todo
 
 
 def test_an_image_that_was_never_pushed_cannot_be_gone(registry):

@@ -311,8 +311,11 @@ def golden_check(
     manifest: TrainingManifest, model: LocalModel, runner: Runner, *, seconds: float = SECONDS
 ) -> tuple[Finding, ...]:
     """Run the sample with a model that lies here in one environment; a pickle only where something isolates it."""
-    if model.format in program.PICKLES and isinstance(runner, InInterpreter):
-        runner = runner.sandbox or runner
+    if model.format in program.PICKLES and isinstance(runner, InInterpreter) and runner.sandbox:
+        isolated = golden_check(manifest, model, runner.sandbox, seconds=seconds)
+        if all(it.rule != "golden-run" for it in isolated):
+            return isolated
+        return _add_reason(golden_check(manifest, model, replace(runner, sandbox=None), seconds=seconds), isolated[0])
     if (fault := unfit(manifest) or _refuse(model, runner)) is not None:
         return (fault,)
     golden = manifest.golden
@@ -343,6 +346,16 @@ def golden_check(
     except UsageError as error:  # a folder that cannot be written says nothing of the environment
         return (not_run(f"the sample cannot be run: {error.what}", todo=error.todo, wrong=by_user is None),)
     return tuple(_with_files(it, model, manifest) for it in found)
+
+
+def _add_reason(found: tuple[Finding, ...], isolated: Finding) -> tuple[Finding, ...]:
+    """Say with a pickle that was not run why it cannot be run under bubblewrap either.
+
+    That is no fault of the environment: the interpreter sees more, such as an editable install.
+    """
+    says, *lines = isolated.says.split("\n  | ")
+    why = f"{_UNKNOWN}; under bubblewrap, where it sees its own folders alone, {': '.join([says, *lines[-1:]])}"
+    return tuple(replace(it, why=why) if it.says == _PICKLE else it for it in found)
 
 
 def _by_hand(

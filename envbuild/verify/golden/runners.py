@@ -171,7 +171,7 @@ class InBubblewrap:
 def isolated(python: str, variables: Mapping[str, str], cache: Path) -> InBubblewrap | None:
     """Return a runner for an interpreter of this machine that sees it, its packages and the system's libraries alone.
 
-    None if bubblewrap cannot start it so.
+    The user's own packages, and those elsewhere, are missing. None if bubblewrap cannot start it so.
     """
     path = shutil.which(python)
     if path is None or why_no_bubblewrap(machine(), cache):
@@ -179,11 +179,13 @@ def isolated(python: str, variables: Mapping[str, str], cache: Path) -> InBubble
     path = str(Path(path).absolute())
     query = "import sys; print(sys.prefix, sys.base_prefix, sep=chr(10))"
     done = subprocess.run([path, "-Ic", query], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    own = [it for it in done.stdout.splitlines() if not it.startswith("/usr")]
+    prefixes = done.stdout.splitlines()
+    own = [it for it in prefixes if not it.startswith("/usr")]
     if any(Path(os.path.expanduser("~")).is_relative_to(it) for it in own):  # noqa: PTH111 - raises nothing
         return None
     folders = tuple(it for it in (*_SYSTEM, *own) if Path(it).exists())
-    variables = {"PATH": DEFAULT_PATH, "VIRTUAL_ENV": own[0] if own else ""} | dict(variables)
+    venv = {"VIRTUAL_ENV": prefixes[0]} if len(set(prefixes)) == 2 else {}
+    variables = {"PATH": DEFAULT_PATH, **venv, **variables}
     found = InBubblewrap(name=python, root=None, variables=variables, python=path, cache=cache, folders=folders)
     with workplace(cache) as folder:
         command = [*found.command(folder), path, "-c", "import ctypes, ssl"]

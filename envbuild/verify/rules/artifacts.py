@@ -57,9 +57,7 @@ _MODULES = {
 
 
 _OWN_CLASS = "Only a program that has these classes itself loads it, as the one that saved it did."
-_OWN_COLUMNS = (
-    "The model was fitted on a table with named columns; a ColumnTransformer that selects by name takes nothing else."
-)
+_OWN_COLUMNS = "Its ColumnTransformer was fitted on a table; one that selects columns by name takes nothing else."
 _TABLES = ("pandas", "polars")
 _TRY = (
     "install pandas there, in the version of the run; or record a golden sample of arrays with the run, "
