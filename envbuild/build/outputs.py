@@ -263,8 +263,8 @@ def report_stamps(results: Sequence[StampResult], report: Reporter, *, signed: b
     for result in results:
         for image in result.dropped:
             if last.image(image.slot) is None:
-                slot = " ".join(image.slot)
-                report.warn(f"{result.reason_dropped}, and its {slot} was not stamped again: it was {image.image}")
+                lost = f"its {' '.join(image.slot)} was not stamped again: it was {image.image}; build it again"
+                report.warn(f"{result.reason_dropped}, and {lost}")
     if any(it.unsigned_now for it in results):
         report.warn("this stamp is not signed, and the one before was: --signed refuses the model now; give --sign KEY")
     if not any(it.changed for it in results):

@@ -268,7 +268,7 @@ def _npy_array(name: str, content: bytes) -> EncodedArray:
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         raise ValueError("golden sample: %s is not a .npy file" % name) from None
     if kind is None:
-        raise ValueError("golden sample: %s has type %s; use numbers or text" % (name, header["descr"]))
+        raise ValueError("golden sample: %s has type %s; use numbers, or .astype(str)" % (name, header["descr"]))
     if fortran and len(shape) > 1:
         raise ValueError("golden sample: %s is in Fortran order: save numpy.ascontiguousarray of it" % name)
     data, width = content[start + length :], int(kind.group(3) or 4 * int(kind.group(4)))

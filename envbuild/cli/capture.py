@@ -19,6 +19,7 @@ from envbuild.cli.console import Progress
 from envbuild.errors import EnvbuildError, ManifestError, UsageError
 
 _TODO = "give the path of the interpreter that trained the model, such as ./venv/bin/python"
+_OPTIONS_TODO = "see envbuild capture --help; docs/golden.md says what --golden takes"
 _OWN_VARIABLES = ("PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__")
 """Variables of envbuild's own interpreter, which would mislead another one."""
 _OLDEST_PYTHON = (3, 7)
@@ -83,7 +84,7 @@ def _captured(options: CaptureOptions, command: list[str] | None) -> str:
         check_options({"python": python, "image": image})
         manifest = capture_elsewhere(merge_options(lists | plain, command), out, python, image)
     except ValueError as error:
-        raise UsageError(str(error), where="envbuild capture", todo="see envbuild capture --help") from error
+        raise UsageError(str(error), where="envbuild capture", todo=_OPTIONS_TODO) from error
     text = manifest_text(manifest)
     if manifest.get("model") and not manifest.get("disagreements"):  # which say it in more detail
         _warn_unloadable(text)
@@ -200,7 +201,7 @@ def _failed(where: str, version: tuple[int, int] | None, code: int) -> EnvbuildE
         return UsageError("this program captured nothing: it is not Python", where=where, todo=_TODO)
     if version is not None and code == UsageError.exit_code:
         what = "capture refused the options; its message is above"
-        return UsageError(what, where=where, todo="see envbuild capture --help")
+        return UsageError(what, where=where, todo=_OPTIONS_TODO)
     known = f"Python {version[0]}.{version[1]}" if version else "this program, which may be no Python,"
     how = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
     todo = "read its message above, and check that it runs: PYTHON -c pass"

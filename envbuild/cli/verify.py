@@ -161,7 +161,8 @@ def _check(targets: list[str], options: VerifyOptions, *, signed: bool) -> None:
         raise UsageError("these need the run's manifest", where="--set, --cuda-source", todo=todo)
     if lock is None and not signed and len(targets) == 1 and kinds[0] in _INCOMPARABLE_ALONE:
         todo = "give what it has to agree with before it: a model, a manifest, a lock or an image; or --lock"
-        raise UsageError("one target alone cannot be compared", where=f"TARGET {targets[0]}", todo=todo)
+        what = f"the one target is read as {_NAMES.get(kinds[0], 'an image')}, which cannot be compared alone"
+        raise UsageError(what, where=f"TARGET {targets[0]}", todo=todo)
     if options.run_ and not options.golden:
         raise UsageError("--run goes with --golden", where="--run", todo="give --golden too")
     if options.as_json and options.form not in (None, "json"):

@@ -28,7 +28,10 @@ PLATFORMS = {
 }
 """What --ran-on takes: as containers name it, and as `platform.system()` and `platform.machine()` do."""
 _SAME_MACHINE = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64"}
-_EXACT = "give all three numbers that `python --version` shows where the model was trained: --python 3.10.12"
+_EXACT = (
+    "give all three numbers that `python --version` shows where the model was trained: --python 3.10.12;"
+    " where the command has no such option, give what `envbuild convert FILE --python 3.10.12` writes"
+)
 _TODO = "leave the option out; it is for what the record does not say"
 
 
