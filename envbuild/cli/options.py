@@ -137,7 +137,7 @@ class ImageOptions:
     import_check: ImportCheckName = option(
         HOW, "Import the run's modules in the image before it is pushed; auto: if in doubt.", default="auto"
     )
-    compression: str = option(HOW, "Of new layers; gzip,zstd: one index of both.", "gzip|zstd[:LEVEL]", default="gzip")
+    compression: str = option(HOW, "For new layers; gzip,zstd: both in an index.", "gzip|zstd[:LEVEL]", default="gzip")
     recompress_base: bool = flag(ADVANCED, "Compress the base's layers as --compression says, too.")
     no_remote_cache: bool = flag(ADVANCED, "Build even if the registry has this environment.")
     ca_bundle: Path | None = option(ADVANCED, "Trust these certificate authorities (PEM) for indexes.", "FILE")

@@ -170,8 +170,8 @@ def find_difference(
     ]
     below = []
     for own, there in zip(base.image.layers, image.layers, strict=False):
-        known = cache.get(_base_layer_key(own))
         if recipe.compression.replaces(own.descriptor.media_type) and own.diff_id == there.diff_id:
+            known = cache.get(_base_layer_key(own))
             found = Descriptor(cache.compression.media_type, there.descriptor.digest, there.descriptor.size)
             below.append(replace(own, descriptor=known.result.descriptor if known else found))
     return find_problem(image, base.image, slots, cache, partial(_join, recipe, _replace_layers(base, below)))

@@ -189,8 +189,8 @@ def base_finding(subject: Subject) -> Finding:
 
     def is_same(layer: Layer, own: Layer) -> bool:
         types = [it.descriptor.media_type for it in (layer, own)]
-        anew = compression.replaces(types[1]) and types[0] == compression.media_type
-        return layer.diff_id == own.diff_id and (anew or layer.descriptor.digest == own.descriptor.digest)
+        recompressed = compression.replaces(types[1]) and types[0] == compression.media_type
+        return layer.diff_id == own.diff_id and (recompressed or layer.descriptor.digest == own.descriptor.digest)
 
     if found not in (wanted, str(base.image.digest)):
         wrong = f"the image names {found or 'no base'} as its base, which is not {base.name} ({base.digest})"
