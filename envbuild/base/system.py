@@ -19,7 +19,7 @@ from envbuild.lock.system import BaseContents, choose_packages, distribution_nam
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
-from envbuild.oci.rootfs import contents, read_tree, resolve
+from envbuild.oci.rootfs import read_tree, resolve
 from envbuild.recipe import Base
 from envbuild.report import SILENT, Reporter
 
@@ -27,22 +27,20 @@ _FORMAT = 1
 """Raised whenever something else would be read from the same base."""
 _STATUS = "/var/lib/dpkg/status"
 _RELEASES = ("/etc/os-release", "/usr/lib/os-release")
-_LARGEST = 64 << 20
-"""Bytes of a file that is read whole; dpkg's database of ten thousand packages has 20 MB."""
 _RELEASE_LINE = re.compile(r"""^([A-Z_]+)=(["']?)([^"'\n]*)\2$""", re.MULTILINE)
 _RELEASE_KEYS = ("ID", "VERSION_ID", "VERSION_CODENAME")
 
 
-def read_base_system(image: Image, name: str, cache: Path) -> BaseSystem:
-    """Read dpkg's records, folders and links of a base, or the result of an earlier run; BaseError as `read_tree`."""
-    folder, entry = cache / "bases" / "facts", f"{image.digest.hex}-ground-{_FORMAT}.json"
+def read_base_system(image: Image, name: str, folder: Path) -> BaseSystem:
+    """Read dpkg's records, folders and links of a base; BaseError as `read_tree`. `folder` remembers them."""
+    entry = f"system-{image.digest.hex}-{_FORMAT}.json"
     if (known := read_entry(folder, entry, _decode)) is not None:
         return known
     tree = read_tree(image, name)
-    places = {place[1:]: path for path in (_STATUS, *_RELEASES) if (place := resolve(tree, path))}
     texts = {
-        places[place]: content.read(_LARGEST).decode(errors="replace")
-        for place, _, content in contents(image, tree, places, name)
+        path: tree[place[1:]].text.decode(errors="replace")
+        for path in (_STATUS, *_RELEASES)
+        if (place := resolve(tree, path))
     }
     release = next((texts[it] for it in _RELEASES if it in texts), "")
     fields = {key: value for key, _, value in _RELEASE_LINE.findall(release)}
@@ -177,7 +175,7 @@ def lock_system(
     libraries = manifest.native.libraries if manifest.native else ()
     if not wanted_packages(manifest.native) and not any(it.owner.kind in ("rpm", "apk") for it in libraries):
         return System()
-    system = read_base_system(base.image, base.name, cache)
+    system = read_base_system(base.image, base.name, cache / "bases" / "facts")
     missing = find_missing(manifest.native, BaseContents(installed=system.installed, libraries=system.libraries))
     if not missing.packages:
         return System(warnings=missing.warnings, notes=missing.notes)

@@ -32,8 +32,9 @@ _LONGEST_VERSION = 256
 _MOST_LINKS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
-_RELEASE = re.compile(r"(?:etc|usr/lib)/os-release")
-_RELEASE_NAME = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
+_TEXTS = re.compile(r"(?:etc|usr/lib)/os-release|var/lib/dpkg/status")
+_LARGEST_TEXT = 64 << 20
+"""Bytes; dpkg's database of ten thousand packages has 20 MB."""
 _GLIBC_VERSION = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
 
 
@@ -55,7 +56,7 @@ class Node:
     mtime: int = 0
     """Seconds since 1970."""
     text: bytes = field(default=b"", repr=False)
-    """The part of the content that was kept."""
+    """The part of the content that was kept: as `read_tree` says, or as the caller of `read_layer` chose."""
     stamp: bytes = field(default=b"", repr=False)
     """For bytecode and sources: what shows whether one was compiled from the other."""
     layer: int = 0
@@ -63,7 +64,7 @@ class Node:
 
     @property
     def version(self) -> str:
-        """Version in an interpreter or C library, or name in an os-release file, as `read_tree` found it."""
+        """Version in an interpreter or C library, as `read_tree` found it."""
         return self.text.decode(errors="replace")
 
 
@@ -234,8 +235,8 @@ _LAST: list[tuple[Image, Tree]] = []
 def read_tree(image: Image, name: str) -> Tree:
     """Read the tree of a base image; BaseError if a layer cannot be read or is not as declared.
 
-    Of contents only the versions in interpreters and C libraries are kept, with those files' digests. A hard link is a
-    link with an absolute target.
+    Of contents only os-release, dpkg's database, and the versions in interpreters and C libraries with those files'
+    digests are kept. A hard link is a link with an absolute target.
     """
     for known, tree in _LAST:
         if known is image:
@@ -257,10 +258,12 @@ def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archi
         target = member.linkname if member.issym() else "/" + member.linkname.removeprefix("./")
         node = Node("link", mode, owner, target, layer=layer)
     elif member.isreg():
-        pattern = _version_pattern(path)
-        content = archive.extractfile(member) if pattern else None
-        version, sha256 = _find_version(content, pattern) if pattern and content else (b"", b"")
-        node = Node("file", mode, owner, sha256=sha256, text=version, layer=layer)
+        text, sha256, pattern, content = b"", b"", _version_pattern(path), archive.extractfile(member)
+        if content and _TEXTS.fullmatch(path):
+            text = content.read(_LARGEST_TEXT)
+        elif content and pattern:
+            text, sha256 = _find_version(content, pattern)
+        node = Node("file", mode, owner, sha256=sha256, text=text, layer=layer)
     else:
         node = Node("pipe" if member.isfifo() else "device", mode, owner, layer=layer)
     overlay.nodes[path] = node
@@ -270,7 +273,7 @@ def _version_pattern(path: str) -> re.Pattern[bytes] | None:
     if python := _PYTHON.fullmatch(path):
         # the beginning of Py_GetVersion: `3.11.2`, `3.14.0rc2`, `3.11.2+`
         return re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
-    return _GLIBC_VERSION if _GLIBC.fullmatch(path) else _RELEASE_NAME if _RELEASE.fullmatch(path) else None
+    return _GLIBC_VERSION if _GLIBC.fullmatch(path) else None
 
 
 def _find_version(content: IO[bytes], pattern: re.Pattern[bytes]) -> tuple[bytes, bytes]:
