@@ -37,7 +37,7 @@ SAFE = {"read_only": True, "network_mode": "none"}
 
 COMPARE = """
 import glob, importlib.util, marshal, os, sys
-sources = glob.glob(sys.argv[1] + '/**/*.py', recursive=True)
+sources = [it for it in glob.glob(sys.argv[1] + '/**/*.py', recursive=True) if '/tests/' not in it]
 agreed, missing = 0, []
 for path in sources:
     source = open(path, 'rb').read()
@@ -114,7 +114,7 @@ def built(parts_of_image, cache, engine, registry, tmp_path_factory) -> Iterator
 def test_the_image_s_own_interpreter_agrees_with_every_file(built, engine):
     agreed, missing, *_ = output = engine.run(built.image, ["python", "-c", COMPARE, SITE], **SAFE).split()
     assert (int(agreed), int(missing)) == (built.tally.compiled, built.tally.refused)
-    assert int(agreed) > 400
+    assert int(agreed) > 200
     assert "".join(output[2:]) == "[(0,'0o100644')]65532"
 
 

@@ -93,6 +93,17 @@ def test_a_group_alone_is_what_it_is_among_others():
     assert compiled([names]) == {name: usual[name] for name in names}
 
 
+def test_tests_have_no_bytecode_but_a_module_named_test_has(image):
+    paths = ("a/__init__.py", "a/tests/__init__.py", "a/tests/data/x.py", "a/test/__init__.py", "a/tests.py")
+    [files] = image(make_wheel("a", "1.0", dict.fromkeys(paths, b"x = 1\n"))).contents().values()
+    folder = f"{SITE}/a"
+    assert {path.partition(f"{folder}/")[2] for path in files} == {
+        f"__pycache__/__init__.{TAG}.pyc",
+        f"__pycache__/tests.{TAG}.pyc",
+        f"test/__pycache__/__init__.{TAG}.pyc",
+    }
+
+
 @pytest.mark.parametrize("processes", [1, 2, 8])
 def test_the_layers_do_not_depend_on_the_number_of_processes(image, processes):
     wheel = make_wheel("many", "1.0", {f"many/{name}": text for name, text in SOURCES.items()})
@@ -175,7 +186,7 @@ def test_which_files_are_compiled_together_follows_from_them_alone():
 
 def test_the_program_that_compiles_changes_only_with_the_format():
     text = compiler.PROGRAM.read_bytes()
-    assert (FORMAT, sha256(text).hexdigest()[:16]) == (4, "2f23b2127c36e9b8"), "raise FORMAT, and state both here"
+    assert (FORMAT, sha256(text).hexdigest()[:16]) == (5, "2f23b2127c36e9b8"), "raise FORMAT, and state both here"
 
 
 def test_bytecode_is_refused_where_the_compressor_is_another_or_absent(tmp_path):

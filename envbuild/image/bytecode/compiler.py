@@ -32,7 +32,7 @@ from envbuild.lock.model import LockedWheel
 from envbuild.oci.digest import Digest
 from envbuild.report import SILENT, Reporter
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever the same interpreter and sources would give other bytecode; layers of it have `LAYER_FORMAT` too."""
 CORES: int = os.cpu_count() or 1
 LARGEST = 16 << 20

@@ -27,6 +27,8 @@ _LARGE = 64 << 20
 _MOST_LARGE = 4
 MOST_LAYERS = _MOST_LARGE + 2
 """Large wheels, the other wheels, the base's standard library."""
+_TESTS = "/tests/"
+"""Nearly half of the modules of scikit-learn with pandas; Python compiles one that is imported after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def _plan_parcel(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps:
 
 
 def _list_sources(wheel: LockedWheel, lost: frozenset[str], opened: OpenWheels) -> list[Source]:
-    """Return the sources that imports can find, without those that another wheel's files replace."""
+    """Return the sources that imports can find, without tests and those that another wheel's files replace."""
     files, archive = opened[wheel].files, opened[wheel].archive
 
     def read(file: InstalledFile) -> bytes:
@@ -90,7 +92,8 @@ def _list_sources(wheel: LockedWheel, lost: frozenset[str], opened: OpenWheels) 
     skipped = lost | {path for path in paths if f"{path.rpartition('/')[0]}/__pycache__" in paths}
     site = f"{opened.scheme.site_packages}/"
     modules = [it for it in files if it.path.startswith(site) and it.path.endswith(".py")]
-    return [Source(it.path, it.size, partial(read, it)) for it in modules if it.path not in skipped]
+    served = [it for it in modules if it.path not in skipped and _TESTS not in it.path]
+    return [Source(it.path, it.size, partial(read, it)) for it in served]
 
 
 def plan_library(recipe: Recipe, compiling: Compiling) -> Iterator[BytecodeLayer]:
