@@ -31,6 +31,7 @@ from envbuild.oci.layout import check_archive, is_free
 from envbuild.oci.reference import Reference
 from envbuild.recipe import Recipe
 from envbuild.registry.push import PushResult
+from envbuild.stamp.store import parse_model_uri
 
 if TYPE_CHECKING:
     from envbuild.build.cloud_plan import CloudBuild
@@ -276,12 +277,16 @@ def check_request(request: BuildRequest) -> None:
         check_options(request)
 
 
-def check_outputs(request: BuildRequest, *, context: bool = True) -> None:
-    """Refuse places that cannot be written; UsageError.
+def check_outputs(request: BuildRequest, *, context: bool = True, model: str | None = None) -> None:
+    """Refuse places that cannot be written, and those in the folder of `model`, else of the stamped one; UsageError.
 
     Where no build context is written, `--out` is for a layout alone.
     """
     layout = not (request.push or request.archive or request.load)
+    written = {"--out": request.out if layout or context else None, "--archive": request.archive}
+    if model := model or request.stamp:
+        for option, place in written.items():
+            _check_outside(model, place, option)
     if layout or context:
         _check_folder(request.out)
     if layout and not is_free(request.out, LAYOUT_NAME):
@@ -297,6 +302,16 @@ def check_outputs(request: BuildRequest, *, context: bool = True) -> None:
     if context and request.archive.resolve() in (place, *place.parents):
         where = f"--archive {request.archive}, --out {request.out}"
         raise UsageError("the archive would lie where the build context goes", where=where, todo="give another file")
+
+
+def _check_outside(model: str, place: Path | None, option: str) -> None:
+    """Refuse a place in a model's folder; UsageError."""
+    uri = parse_model_uri(model)
+    if place is None or uri.bucket is not None or not Path(uri.path).is_dir():
+        return
+    if place.resolve().is_relative_to(Path(uri.path).resolve()):
+        what, todo = "what is written into the model's folder would change the model", f"give {option} another place"
+        raise UsageError(what, where=f"{option} {place}, {model}", todo=todo)
 
 
 def _check_folder(folder: Path) -> None:

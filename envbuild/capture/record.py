@@ -73,6 +73,7 @@ def capture(  # noqa: PLR0913 - each is one kind of fact
         write_out(out, manifest_text(manifest))
     tell_disagreements(manifest)
     _tell_other_minor(manifest)
+    tell_unset(manifest)
     tell_unused(manifest)
     return manifest
 
@@ -86,6 +87,14 @@ def _tell_other_minor(manifest: Facts) -> None:
         if version.split(".")[:2] != installed.split(".")[:2]:
             what = "warning: scikit-learn %s wrote the model, and %s is installed here" % (version, installed)
             say("%s, which may predict other numbers; capture the environment that saved the model" % what)
+
+
+def tell_unset(manifest: Facts) -> None:
+    """Warn of variables that the program requires and that the captured process does not have: a name may be wrong."""
+    variables = (manifest.get("contract") or {}).get("variables") or ()
+    unset = ", ".join(item["name"] for item in variables if not item["present"])
+    if unset:
+        say("warning: required, but not set here: %s; correct the name, or set it where this runs" % unset)
 
 
 def tell_unused(manifest: Facts) -> None:

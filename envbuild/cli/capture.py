@@ -114,7 +114,7 @@ def capture_elsewhere(
     from envbuild.capture.contract import contract_facts, required_names
     from envbuild.capture.files import manifest_text
     from envbuild.capture.gcs import check_out, write_out
-    from envbuild.capture.record import complete, tell_disagreements, tell_unused
+    from envbuild.capture.record import complete, tell_disagreements, tell_unset, tell_unused
 
     check_out(out)
     arguments = [f"--variable={name}" for name in options["variables"]]
@@ -141,6 +141,7 @@ def capture_elsewhere(
     if out is not None:
         write_out(out, manifest_text(manifest))
     tell_disagreements(manifest)
+    tell_unset(manifest)
     tell_unused(manifest)
     return manifest
 

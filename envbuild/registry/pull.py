@@ -22,7 +22,7 @@ from envbuild.oci.image import (
     manifest_bytes,
     parse_manifest,
 )
-from envbuild.oci.reference import Reference
+from envbuild.oci.reference import DOCKER_HUB, Reference, exists
 from envbuild.registry.auth import Credentials
 from envbuild.registry.client import MANIFEST_LIMIT, Manifest, Registry
 from envbuild.registry.faults import CHECK_REGISTRY, printable
@@ -76,11 +76,7 @@ def fetch_manifest(registry: Registry, reference: Reference, target: str) -> Man
     try:
         found = registry.manifest(reference.repository, target)
     except RegistryError as error:
-        if error.status != 404:
-            raise
-        asked = reference.tag or reference.digest
-        todo = "check name and tag" if asked else "give a tag or a digest; without one, the tag latest is looked for"
-        raise RegistryError(f"{reference} does not exist", where=error.where, todo=todo, status=404) from error
+        raise _explain_missing(error, reference) from error
     # The bytes have to have the digest that was asked for, and the one that the registry claims.
     digest = str(Digest.of(found.data))
     asked_digest = target if ":" in target else digest
@@ -88,6 +84,20 @@ def fetch_manifest(registry: Registry, reference: Reference, target: str) -> Man
         what = f"{reference.registry} sent another manifest than its digest says"
         raise RegistryError(what, where=f"{reference.name}@{asked_digest}", todo=CHECK_REGISTRY)
     return found
+
+
+def _explain_missing(error: RegistryError, reference: Reference) -> RegistryError:
+    """Say what does not exist: Docker Hub answers 401 for that, and a bare word may be a mistyped file or folder."""
+    on_hub, asked = reference.registry == DOCKER_HUB, reference.tag or reference.digest
+    name, what, todo = reference.repository.removeprefix("library/"), error.what, error.todo
+    if error.status == 404 or (on_hub and error.status == 401):
+        what = f"{reference} does not exist"
+        todo = "check name and tag" if asked else "give a tag or a digest; without one, the tag latest is looked for"
+        if on_hub and "/" in name:
+            todo += f"; if it is private: docker login {DOCKER_HUB}"
+    if on_hub and not asked and "/" not in name and not exists(name):
+        what = f"there is no file or folder {name} here, and {what}"
+    return RegistryError(what, where=error.where, todo=todo, status=error.status)
 
 
 def choose_manifest(index: Mapping[str, Any], architecture: str, reference: Reference) -> str:

@@ -382,7 +382,7 @@ def check_serving(order: ServeOrder) -> None:
             raise UsageError("the application's folder is what is written to", where=where, todo=todo)
         application_of(order)
     if order.server not in OWN_RUNTIME:  # for which nothing is written
-        check_outputs(order.build_request, context=False)
+        check_outputs(order.build_request, context=False, model=order.model)
 
 
 def _check_own_runtime(order: ServeOrder) -> None:

@@ -5,17 +5,17 @@ A container has to get ready, to predict what was recorded, and to stop on SIGTE
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import docker
 
 from envbuild.engine.buildkit import loaded_base
-from envbuild.engine.client import connected, find_image
+from envbuild.engine.client import connected, find_image, translated_errors
 from envbuild.engine.container import WRITABLE
 from envbuild.engine.load import INSTEAD, check_reading
-from envbuild.errors import MissingComponentError, StampError
+from envbuild.errors import BuildError, MissingComponentError, StampError
 from envbuild.manifest.model import Golden
 from envbuild.oci.image import Image, platform_name
 from envbuild.report import Reporter
@@ -73,6 +73,7 @@ _ADVICE = {
     ),
 }
 """Why each matters, and what to do."""
+_OFF = "--gate off makes the image without starting it"
 _INSTEAD = "--gate auto makes the image without starting it"
 _READ_ONLY = "read-only file system"
 """What the C library calls EROFS."""
@@ -131,7 +132,19 @@ def gate(
                 raise
             return _judged((untried(error.what, error.todo),), origin.variant, report)
         trial = _Trial(order, origin, image, server, report, patience or Patience(), client)
-        return _judged(tuple(trial.findings()), origin.variant, report)
+        with _advised_faults():
+            findings = tuple(trial.findings())
+        return _judged(findings, origin.variant, report)
+
+
+@contextmanager
+def _advised_faults() -> Iterator[None]:
+    """Say of an engine that answers, but cannot run the image, how to do without; BuildError, MissingComponentError."""
+    try:
+        with translated_errors():
+            yield
+    except (BuildError, MissingComponentError) as error:
+        raise type(error)(error.what, where=error.where, todo=f"{error.todo}; {_OFF}") from error
 
 
 def _check_platform(client: docker.DockerClient, wanted: str) -> None:
@@ -257,7 +270,8 @@ class _Trial:
                 if any(not it.agrees and _READ_ONLY in it.says.lower() for it in findings):
                     yield _fault(_WRITES, "the server failed as its root file system cannot be written")
         except NotStartedError as error:
-            yield _fault(_STARTUP, f"the container cannot be started: {error}")
+            fault = _fault(_STARTUP, f"the container cannot be started: {error}")
+            yield replace(fault, todo=f"{fault.todo}; if the engine can start none, {_OFF}")
 
 
 @dataclass(frozen=True, slots=True)

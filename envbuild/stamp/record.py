@@ -204,9 +204,9 @@ def merged(images: Iterable[StampedImage], image: StampedImage) -> tuple[Stamped
     others = {other.slot: other for other in images}
     old = others.get(image.slot)
     if old and old.digest == image.digest:
-        image = replace(image, more=old.more, gate=image.gate and old.gate, zstd=image.zstd or old.zstd)
-        if image.reference is None:
-            image = replace(image, reference=old.reference, tag=old.tag)
+        image = replace(image, more=old.more, gate=image.gate and old.gate)
+        if image.reference in (None, old.reference) and image.tag is None:  # the old tag names what it named
+            image = replace(image, reference=old.reference, tag=old.tag, zstd=image.zstd or old.zstd)
     return tuple(sorted((others | {image.slot: image}).values(), key=lambda one: one.slot))
 
 

@@ -320,6 +320,16 @@ def test_lists_add_to_those_of_the_file_and_all_else_wins_over_it(env):
     assert (manifest["model_uri"], manifest["entry"]["command"]) == ("n", ["b"])
 
 
+def test_a_required_variable_that_is_not_set_is_told(env, capfd, monkeypatch):
+    done = envbuild("--requires", "DB_URL", "--requires", "ABSENT", DB_URL="x")
+    assert "warning: required, but not set here: ABSENT; correct the name" in done.stderr
+    monkeypatch.setenv("DB_URL", "x")
+    capture(requires=["DB_URL"])
+    assert "required" not in capfd.readouterr().err
+    capture(requires=["DB_URL", "ABSENT"])
+    assert "warning: required, but not set here: ABSENT; " in capfd.readouterr().err
+
+
 def test_a_manifest_goes_to_a_bucket(gcs, tmp_path):
     manifest = capture(out="gs://runs/7/manifest.json")
     assert json.loads(gcs.data("runs", "7/manifest.json")) == manifest

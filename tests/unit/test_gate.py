@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.build.request import BuildRequest
-from envbuild.errors import MissingComponentError
+from envbuild.errors import BuildError, MissingComponentError
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock, Target
 from envbuild.manifest.model import Golden, TrainingManifest
@@ -314,6 +314,16 @@ def test_an_engine_that_cannot_read_zstd_counts_as_none(tmp_path, monkeypatch, b
                 refused()
             assert finding.todo.startswith(f"{caught.value.todo}; `envbuild verify")
         check_gate(order, origin)
+
+
+def test_an_engine_that_answers_but_cannot_run_the_image_says_how_to_do_without(tmp_path, monkeypatch):
+    image = image_of_trees(BASE)
+    with serving_engine() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.url)
+        engine.events = [{"error": "operation not permitted"}]
+        with pytest.raises(BuildError, match="the engine did not load the image: operation not permitted") as caught:
+            gate(order_of(tmp_path), origin_of(image, manifest_with(None)), image, Server(), SILENT)
+    assert caught.value.todo.endswith("; --gate off makes the image without starting it")
 
 
 def test_where_it_is_required_the_engine_is_asked_before_anything_is_made(tmp_path, monkeypatch):

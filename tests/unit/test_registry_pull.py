@@ -6,7 +6,8 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import DOCKER_INDEX, DOCKER_MANIFEST, INDEX, MANIFEST, Image, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry.pull import pull
+from envbuild.registry.client import Registry
+from envbuild.registry.pull import fetch_manifest, pull
 from envbuild.registry.push import push
 from envbuild.retry import Retry
 from tests.fakes.images import config_of, docker_manifest_of, image_of, layer_of
@@ -159,6 +160,25 @@ def test_an_image_that_is_not_there_is_named():
         get(registry)
     assert caught.value.status == 404
     assert "latest" not in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("repository", "what", "todo"),
+    [
+        ("library/modle", "there is no file or folder modle here, and docker.io/library/modle does not exist", ""),
+        ("library/model", "docker.io/library/model does not exist", ""),  # docker://model, as the folder exists
+        ("team/app", "docker.io/team/app does not exist", "if it is private: docker login docker.io"),
+    ],
+)
+def test_docker_hub_hides_what_does_not_exist(repository, what, todo, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with FakeRegistry() as registry, Registry(registry.host, retry=FAST) as client:
+        registry.fail("GET", status=401)
+        with pytest.raises(RegistryError) as caught:
+            fetch_manifest(client, Reference("docker.io", repository), "latest")
+    assert caught.value.what == what
+    assert todo in caught.value.todo
 
 
 def test_another_architecture_is_refused():

@@ -89,6 +89,20 @@ def test_a_model_is_what_is_stamped_and_says_itself_what_its_run_was(site):
     assert "a lock cannot be served" in done.stderr
 
 
+def test_nothing_is_written_into_the_folder_of_a_model(site):
+    (site.folder / "model").mkdir()
+    (site.folder / "model/saved_model.pb").write_bytes(b"graph")
+    (site.folder / "app/serve.py").write_text("")
+    says = "what is written into the model's folder would change the model"
+    for place in ("--out", "--archive"):
+        for target in (("model",), ("manifest.json", "--stamp", "model")):
+            done = site("serve", *target, *APP, place, "model/below/new", "--dry-run")
+            assert (done.returncode, done.stdout) == (2, "")
+            assert f"{says}\n  where: {place} model/below/new, model\n" in done.stderr
+    trained = site("from-manifest", "manifest.json", "--stamp", "model", "--out", "model/new", "--dry-run")
+    assert (trained.returncode, says in trained.stderr) == (2, True)
+
+
 def test_a_model_that_is_not_there_is_called_so(site):
     (site.folder / "layout").mkdir()
     (site.folder / "layout/oci-layout").write_text("{}")

@@ -139,6 +139,28 @@ def test_a_new_image_takes_its_slot_and_the_old_record_stays(model):
     assert found.previous == first.record
 
 
+ELSEWHERE = f"127.0.0.1:5000/b@{entry().digest}"
+
+
+@pytest.mark.parametrize(
+    ("again", "tag", "has_zstd"),
+    [
+        ({}, "v1", True),  # pushed without a tag
+        ({"reference": None}, "v1", True),  # written into a layout
+        ({"tag": "v1"}, "v1", False),  # the tag names the image of gzip alone by now
+        ({"tag": "v2"}, "v2", False),
+        ({"reference": ELSEWHERE}, None, False),
+    ],
+)
+def test_the_same_image_in_zstd_is_named_as_long_as_it_is_beside_the_image(model, again, tag, has_zstd):
+    zstd = Digest.of(b"zstd")
+    write(model.uri, entry(tag="v1", zstd=zstd))
+    write(model.uri, entry(**again))
+    found = read_stamp(model.uri)
+    assert found is not None
+    assert [(it.tag, it.zstd) for it in found.images] == [(tag, zstd if has_zstd else None)]
+
+
 def test_a_model_that_was_replaced_bears_no_stamp(model):
     write(model.uri)
     model.replace(b"another graph")
