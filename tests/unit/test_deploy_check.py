@@ -52,7 +52,8 @@ def pulled(site: Any) -> Image:
 def on_top(image: Image, *trees: dict[str, Any]) -> Image:
     """An image with more layers."""
     layers = (*image.layers, *(layer_of_tree(it) for it in trees))
-    return image_of_layers(*layers, env=json.loads(image.config)["config"]["Env"])
+    config = {"Env": json.loads(image.config)["config"]["Env"], "Cmd": ["/app/main.py"]}
+    return image_of_layers(*layers, config=config)
 
 
 def pushed(site: Any, image: Image, name: str = "serve:1") -> str:
@@ -254,7 +255,8 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     layers = {str(it.descriptor.digest) for it in pulled(site).layers}
     site.registry.requests.clear()
     done = site("deploy-check", "model", moved, "--json")
-    assert (done.returncode, wrong(done)) == (16, [("shared-layers", "error")])
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "note"), ("shared-layers", "error")])
+    assert "its command is that of the training image, and it does not start a server" in done.stdout
     assert "and has other distributions than training: tool 1.0 -> 2.0" in done.stdout
     read = {it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")}
     assert len(read) == 2, "the configs"
