@@ -20,7 +20,7 @@ from typing import IO, BinaryIO
 
 from envbuild.base import apt
 from envbuild.cache import remove
-from envbuild.errors import BaseError, MissingComponentError, UsageError
+from envbuild.errors import BaseError, MissingComponentError
 from envbuild.files import is_no_file
 from envbuild.oci import tar
 from envbuild.oci.blobs import is_damaged, open_file
@@ -50,14 +50,10 @@ find usr/share/man usr/share/info usr/share/locale ! -type d -delete
 
 
 def debian_base(suite: str, machine: str, cache: Path, report: Reporter) -> Image:
-    """Return the base for a suite such as `bookworm`, from the cache or bootstrapped.
+    """Return the base for a suite that `registry_reference` knows, from the cache or bootstrapped.
 
     MissingComponentError if mmdebstrap is absent, BaseError if bootstrapping fails.
     """
-    if not apt.CODENAME.fullmatch(suite):
-        todo = "use debian:bookworm, for instance; an image of that name in a registry is docker://debian:TAG"
-        what = f"{suite[:40]!r} is not the name of a Debian suite"
-        raise UsageError(what, where=f"--base debian:{suite[:40]}", todo=todo)
     folder = _folder(suite, machine, cache)
     with _locked(folder, report):
         return _read_cached(folder, machine, report) or _bootstrap(folder, suite, machine, report)

@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,11 @@ def _glibc(tree: Tree, name: str) -> str:
 SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
 """The Debian release that carries each Python (its package python3-defaults)."""
 PYTHONS = {suite: python for python, suite in SUITES.items()}
+_ALL_SUITES = (
+    "stretch", "buster", *PYTHONS, "forky", "duke", "sid", "unstable", "testing",
+    "stable", "oldstable", "oldoldstable",
+)  # fmt: skip
+"""What Debian's archive has or will have, by code name or state."""
 _PYTHON_IMAGE = re.compile(r"/library/python:(\d+\.\d+(?:\.\d+)?)")
 """Docker's official image of Python, or a mirror with the same path: the tag begins with the version."""
 _CUDA = re.compile(r"nvidia/cuda:(\d+\.\d+(?:\.\d+)?)")
@@ -208,8 +214,23 @@ def known_facts(cache: Path) -> KnownFacts:
     return KnownFacts(cache / "bases" / "facts")
 
 
+def _refuse_suite(text: str) -> None:
+    """Refuse `debian:` without the name of a suite, and what is nearly `debian:SUITE`; UsageError."""
+    name, _, suite = text.partition(":")
+    known, near = suite in _ALL_SUITES, get_close_matches(suite, _ALL_SUITES, 1) or ["bookworm"]
+    if name == "debian" and not known:
+        what = f"{suite[:40]!r} is not the name of a Debian suite"
+    elif name != "debian" and known and get_close_matches(name, ["debian"], cutoff=0.8):
+        what = f"there is no base {name}"
+    else:
+        return
+    todo = f"did you mean debian:{near[0]}? An image of that name in a registry is docker://{text[:60]}"
+    raise UsageError(what, where=f"--base {text[:60]}", todo=todo)
+
+
 def registry_reference(text: str) -> Reference | None:
     """Return the reference of a base in a registry; None for `debian:SUITE` and OCI layouts; UsageError otherwise."""
+    _refuse_suite(text)
     if text.startswith(("debian:", "oci:")) or _is_layout(split_digest(text)[0]):
         return None
     refuse_login(text, "--base")

@@ -243,6 +243,11 @@ def _resolve_base(request: BuildRequest, plan: Plan, report: Reporter, resources
     for warning in check_base(base, plan.stack.python, plan.stack.glibc_minimum, where=plan.base):
         report.warn(warning)
     report.note(f"Python {base.target.python}, glibc {base.target.glibc}, {base.digest}")
+    types = {it.descriptor.media_type for it in base.image.layers}
+    for it in filter(None, (request.compression, request.zstd)):
+        if it.base and not any(map(it.replaces, types)):
+            name = "zstd" if it.level else "gzip"
+            report.note(f"--recompress-base has nothing to do: all layers of the base are {name} already")
     return base
 
 

@@ -46,6 +46,7 @@ def golden_sample(inputs: Any, outputs: Any, rtol: float = 1e-5, atol: float = 1
         raise ValueError("golden sample: rtol and atol must be numbers from 0 on")
     columns = _columns(inputs)
     arrays = {"inputs": columns or _named_arrays("input", inputs), "outputs": _named_arrays("output", outputs)}
+    _check_rows(**arrays)
     return dict(arrays, rtol=float(rtol), atol=float(atol), **{"table": True} if columns else {})
 
 
@@ -75,6 +76,17 @@ def _named_arrays(side: str, values: Any) -> list[Facts]:
         _array_facts(name, *_encoded("%s %r" % (side, name) if name else "the %ss" % side, value))
         for name, value in items
     ]
+
+
+def _check_rows(inputs: list[Facts], outputs: list[Facts]) -> None:
+    """Refuse outputs none of which has as many rows as the inputs; the states of a network may have others."""
+    taken, given = ({it["shape"][0] if it["shape"] else None for it in those} for those in (inputs, outputs))
+    rows = taken.pop()
+    if rows is not None and not taken and rows not in given:
+        shapes = ", ".join(str(it["shape"]) for it in outputs[:5])
+        what = "the inputs have %d row%s, and the outputs the shape %s" % (rows, "" if rows == 1 else "s", shapes)
+        todo = "give the model's outputs for just these inputs; a single example is a batch of one: x[None]"
+        raise ValueError("golden sample: %s: %s" % (what, todo))
 
 
 def _check_count(count: int) -> None:
@@ -252,6 +264,7 @@ def _from_npz(path: str) -> Facts:
         raise ValueError("golden sample: %s: %s" % (path, error)) from None
     if not all(found.values()):
         raise ValueError("golden sample: %s needs members inputs or inputs/NAME, and outputs likewise" % path)
+    _check_rows(**found)
     return dict(found, rtol=1e-5, atol=1e-6)
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envbuild.cli.arguments import parse_platform
-from envbuild.cli.command import HOW, grouped, option
+from envbuild.cli.command import HOW, flag, grouped, option
 from envbuild.cli.console import Progress, one_line
 from envbuild.cli.options import AsJson, MinimumRecord, Platform, Signed, check_not_empty, read_reference
-from envbuild.cli.targets import kind_of, marks_of, proof_of, required_keys, signature_findings
+from envbuild.cli.targets import kind_of, marks_of, proof_of, required_keys, run_golden, signature_findings
 from envbuild.errors import UsageError, VerifyError, counted
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def run(
         str, typer.Argument(help="NAME:TAG, NAME@DIGEST, or an OCI layout.", metavar="IMAGE", show_default=False)
     ],
     *,
+    golden: bool = flag(HOW, "Run the model's golden sample in the image, which tries one that nothing started."),
     policy: Path | None = option(HOW, "Severities and accepted findings, as for verify.", "FILE"),
     signed: Signed = None,
     minimum_record: MinimumRecord = None,
@@ -64,6 +65,7 @@ def run(
             if isinstance(given, Reference):
                 at = Reference.parse(deployed)
                 found += (*signature_findings({deployed: at}, keys, progress), *judge.registry_findings(at))
+            found = _try_sample(stamped, deployed, machine, found, progress) if golden else found
         except VerifyError as error:
             failure = error
     findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
@@ -103,6 +105,20 @@ def _read_targets(model: str, image: str) -> "Reference | str":
         return name
     name = name.removeprefix("docker://")
     return read_reference(name, "IMAGE", "give HOST/NAME:TAG or HOST/NAME@sha256:..., or the folder of an OCI layout")
+
+
+def _try_sample(
+    model: "StampedModel", image: str, machine: str, found: "tuple[Finding, ...]", progress: Progress
+) -> "tuple[Finding, ...]":
+    """Add how the golden sample ran in the image, named by digest; if it agrees, the image is no untried one."""
+    from envbuild.serve.model import UNTRIED
+
+    if model.manifest is None:
+        todo = "leave it out, or stamp the model by from-manifest --stamp again"
+        raise UsageError("the model's stamp has no manifest, which has the golden sample", where="--golden", todo=todo)
+    ran = tuple(run_golden(model.manifest, model.uri, [image], machine, progress))
+    tried = all(it.agrees for it in ran)
+    return (*(it for it in found if not (tried and it.rule == UNTRIED)), *ran)
 
 
 def _findings(

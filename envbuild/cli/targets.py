@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.stamp.history import Proof
     from envbuild.verify.findings import Finding
+    from envbuild.verify.golden.runners import Runner
     from envbuild.verify.sources import Kind
     from envbuild.verify.sources.image import Known
     from envbuild.verify.targets import Target
@@ -288,3 +289,28 @@ def _reference(name: str) -> "Reference | None":
         return Reference.parse(name.removeprefix("docker://"))
     except ValueError:  # docker-daemon:NAME, and what else is no reference
         return None
+
+
+def run_golden(
+    manifest: "TrainingManifest",
+    model: str,
+    images: Sequence[str],
+    machine: str,
+    progress: Progress,
+    python: str | None = None,
+) -> "Iterator[Finding]":
+    """Run a manifest's golden sample with a model by an interpreter of this machine, if one is given, and in images."""
+    from envbuild.files import cache_folder
+    from envbuild.verify.golden.check import check
+    from envbuild.verify.golden.runners import InInterpreter, in_image, isolated
+
+    cache = cache_folder()
+
+    def runners(stack: ExitStack) -> "Iterator[Runner]":
+        if python is not None:  # first, as it needs no engine, which may be missing
+            yield InInterpreter(name=python, sandbox=isolated(python, {}, cache))
+        for name in images:
+            yield stack.enter_context(in_image(name, machine=machine, cache=cache, report=progress))
+
+    with ExitStack() as stack:
+        yield from check(manifest, model, runners(stack), cache=cache, report=progress)

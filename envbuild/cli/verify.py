@@ -23,6 +23,7 @@ from envbuild.cli.targets import (
     proof_of,
     references_of,
     required_keys,
+    run_golden,
     signature_findings,
 )
 from envbuild.errors import EnvbuildError, UsageError, VerifyError, counted
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from envbuild.manifest.model import TrainingManifest
     from envbuild.oci.image import Image
     from envbuild.verify.findings import Finding
-    from envbuild.verify.golden.runners import Runner
     from envbuild.verify.reports import Verdict
     from envbuild.verify.targets import Target
 
@@ -272,26 +272,7 @@ def _golden_findings(targets: "Sequence[Target]", reader: TargetReader, *, run_:
         )
         what = "nothing is given to run the sample in, and no image that the model is stamped with is pushed or here"
         raise UsageError(what, where=f"--golden --run, {one_line(name)}", todo=todo)
-    return _run_golden(manifest, model, python, images, reader)
-
-
-def _run_golden(
-    manifest: "TrainingManifest", model: str, python: str | None, images: Sequence[str], reader: TargetReader
-) -> "Iterator[Finding]":
-    from envbuild.files import cache_folder
-    from envbuild.verify.golden.check import check
-    from envbuild.verify.golden.runners import InInterpreter, in_image, isolated
-
-    cache = cache_folder()
-
-    def runners(stack: ExitStack) -> "Iterator[Runner]":
-        if python is not None:  # first, as it needs no engine, which may be missing
-            yield InInterpreter(name=python, sandbox=isolated(python, {}, cache))
-        for name in images:
-            yield stack.enter_context(in_image(name, machine=reader.machine, cache=cache, report=reader.progress))
-
-    with ExitStack() as stack:
-        yield from check(manifest, model, runners(stack), cache=cache, report=reader.progress)
+    return run_golden(manifest, model, images, reader.machine, reader.progress, python)
 
 
 def _sample(first: "Target") -> "tuple[TrainingManifest, str]":

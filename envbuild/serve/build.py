@@ -138,13 +138,15 @@ def _build(order: ServeOrder, origin: Origin, report: Reporter) -> ServeResult:
                 parent = slim_parent(origin, slim, order, report)
                 plan = _plan(order, server, parent, above, contents, report, until)
         cache = LayerCache(request.cache, shared, report.note, request.compression)
-        made = None
-        if not known or not (slim or _is_made_here(known, plan, cache)):
+        made, keys = None, plan.local_keys(cache)
+        if not known or not (slim or _is_made_here(known, plan, cache.blobs(keys))):
             made = _assemble(plan, options, cache, until)
+            keys = frozenset(made.results)
         image = made.image if made else known
         assert image is not None, "it is assembled where none was found"
         _compare_known(known, image, plan, report)
-        proven = _proven(plan, made, cache)
+        # Distributions and bytecode that were made here replace no file below, as assembling refuses that.
+        proven = cache.blobs(keys - plan.files)
         findings = _check_image(order, origin, image, server, plan, proven, slim, report)
         pushed = None
         if push_to:
@@ -294,9 +296,8 @@ def _find_known(order: BuildRequest, plan: _Plan, shared: SharedCache | None, re
     return image
 
 
-def _is_made_here(image: Image, plan: _Plan, cache: LayerCache) -> bool:
-    """Whether this machine made all layers on top of a found image."""
-    blobs = cache.blobs(plan.local_keys(cache))
+def _is_made_here(image: Image, plan: _Plan, blobs: frozenset[Digest]) -> bool:
+    """Whether all layers on top of a found image are among those that this machine made."""
     return all(it.descriptor.digest in blobs for it in image.layers[len(plan.parent.image.layers) :])
 
 
@@ -322,12 +323,6 @@ def _compare_known(known: Image | None, image: Image, plan: _Plan, report: Repor
     if known and known.digest != image.digest:
         what = f"not using the registry's image {plan.recipe.short}: {known.digest} has other layers than these inputs"
         report.warn(f"{what} give; find out who pushed it")
-
-
-def _proven(plan: _Plan, made: Assembled | None, cache: LayerCache) -> frozenset[Digest]:
-    """The blobs of distributions and bytecode that this machine made: assembling refuses to replace files below."""
-    keys = frozenset(made.results) if made else plan.local_keys(cache)
-    return cache.blobs(keys - plan.files)
 
 
 def _check_image(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer, platform_name
@@ -69,10 +70,7 @@ def _stamped(
     says = f"{digest} is the model's image for {' '.join(own.slot)}, as stamped at {stamp.created}"
     yield Finding(about="image", rule=RULE, agrees=True, says=says, wanted=str(digest), found=str(digest))
     if own.role == "train":
-        wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
-        says = "it is the image that the model was trained in, and it does not start a server"
-        why = "a deployment that names no command of its own starts no server"
-        yield _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
+        yield _starts_no_server(stamp, digest, "it is the image that the model was trained in")
     if own.gate == NOT_STARTED:
         todo = "build it again where an engine runs (--gate require)"
         yield untried("nothing started it before it was stamped", todo)
@@ -98,6 +96,12 @@ def _disagreeing(stamp: Stamp, found: Digest) -> "partial[Finding]":
     )
 
 
+def _starts_no_server(stamp: Stamp, digest: Digest, what: str) -> Finding:
+    says, why = f"{what}, and it does not start a server", "a deployment that names no command of its own starts none"
+    wanted = ", ".join(str(it.digest) for it in stamp.images if it.role == "serve")
+    return _disagreeing(stamp, digest)(about="role", severity="note", says=says, wanted=wanted, why=why)
+
+
 def _of_others(
     model: StampedModel, stamp: Stamp, given: Reference | str, image: Image, report: Reporter
 ) -> Iterator[Finding]:
@@ -120,6 +124,8 @@ def _of_others(
         return [it.diff_id for it in train.layers] == diff_ids[: len(train.layers)]
 
     train, below = next((pair for pair in pulled if is_below(pair[1])), pulled[0])
+    if _command(image) == _command(below):
+        yield _starts_no_server(stamp, digest, "its command is that of the training image")
     if all(other_distributions(it, image) for _, it in pulled):
         others = other_distributions(below, image)
         says = f"{says}, and has other distributions than training: {list_first(others)}"
@@ -134,6 +140,11 @@ def _of_others(
     yield from (it.with_targets(str(train.reference), str(given)) for it in proof)
     added = image.layers[len(below.layers) :] if is_below(below) else image.layers
     yield from _compare_content(model, given, image, added, train.slot, report)
+
+
+def _command(image: Image) -> tuple[Any, Any]:
+    inner = json.loads(image.config).get("config") or {}
+    return inner.get("Entrypoint") or None, inner.get("Cmd") or None
 
 
 def _replaced_at(model: StampedModel, digest: Digest) -> str | None:

@@ -36,7 +36,7 @@ NOT_STARTED = "untried"
 
 def untried(reason: str, todo: str) -> Finding:
     """The finding on an image that nothing started before it is used."""
-    run = "`envbuild verify MODEL IMAGE --golden --run` runs its golden sample now, in bubblewrap too"
+    run = "`envbuild deploy-check MODEL IMAGE --golden` runs its golden sample now, in bubblewrap too"
     return Finding(
         about="gate", rule=UNTRIED, agrees=False, severity="warning", says=f"the image was not tried: {reason}",
         why="the image may not start, answer or predict what was recorded", todo=f"{todo}; {run}",

@@ -182,8 +182,16 @@ def test_without_an_engine_bubblewrap_runs_a_pickle_in_an_image_that_was_never_p
         envbuild(
             "from-manifest", "manifest.json", *base, "--out", "out", "--stamp", "model", env=variables, cwd=tmp_path
         )
+    says = "ok       golden: the model gives what was recorded: 1 output, 2 numbers, exactly"
     done = envbuild("verify", "model", "--golden", "--run", env=variables, cwd=tmp_path)
-    assert "ok       golden: the model gives what was recorded: 1 output, 2 numbers, exactly" in done.stdout
+    assert says in done.stdout
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/serve.py").write_text("")
+    serve = ("serve", "model", "--app", "app", "--cmd", "python /app/serve.py", "--out", "served")
+    image = envbuild(*serve, env=variables, cwd=tmp_path).stdout.strip()
+    assert "[serve-untried]" in envbuild("deploy-check", "model", image, env=variables, cwd=tmp_path).stderr
+    done = envbuild("deploy-check", "model", image, "--golden", env=variables, cwd=tmp_path)
+    assert (done.stdout, says in done.stderr, "[serve-untried]" in done.stderr) == (f"{image}\n", True, False)
 
 
 WATCHED = (

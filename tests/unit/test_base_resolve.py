@@ -51,6 +51,8 @@ def test_references_are_pulled_and_become_digests(text, meant, tmp_path):
         "python:3.11-slim",
         "debian:bookworm",
         "debian:sid",
+        "docker://debain:bookworm",
+        "debian-mirror:bookworm",
         "python:slim",
         "corp.invalid/python:2.4",
         "docker://debian:trixie",
@@ -112,6 +114,21 @@ def test_what_is_no_suite_names_the_registrys_way_to_write_it(suite, tmp_path):
     with pytest.raises(UsageError, match="not the name of a Debian suite") as caught:
         resolved(f"debian:{suite}", tmp_path)
     assert "docker://debian:" in caught.value.todo
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("debian:bokworm", "debian:bookworm"),
+        ("debian:nosuite", "debian:bookworm"),
+        ("debain:trixie", "debian:trixie"),
+        ("Debian:sid", "debian:sid"),
+    ],
+)
+def test_a_suite_that_is_none_is_refused_before_a_download_and_a_near_one_is_named(text, near, tmp_path):
+    with pytest.raises(UsageError, match=r"not the name of a Debian suite|there is no base") as caught:
+        refuse_base(text, "x86_64", tmp_path / "cache", "3.11.7", "2.17")
+    assert f"did you mean {near}?" in caught.value.todo
 
 
 @pytest.mark.parametrize(

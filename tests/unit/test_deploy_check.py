@@ -52,7 +52,8 @@ def pulled(site: Any) -> Image:
 def on_top(image: Image, *trees: dict[str, Any]) -> Image:
     """An image with more layers."""
     layers = (*image.layers, *(layer_of_tree(it) for it in trees))
-    return image_of_layers(*layers, env=json.loads(image.config)["config"]["Env"])
+    config = {"Env": json.loads(image.config)["config"]["Env"], "Cmd": ["/app/main.py"]}
+    return image_of_layers(*layers, config=config)
 
 
 def pushed(site: Any, image: Image, name: str = "serve:1") -> str:
@@ -118,9 +119,25 @@ def test_an_image_that_nothing_started_says_so_with_what_to_run_and_a_policy_ref
     done = site("deploy-check", "model", reference)
     assert (done.returncode, done.stdout) == (0, f"{reference}\n"), done.stderr
     assert "[serve-untried]" in done.stderr
-    assert "`envbuild verify MODEL IMAGE --golden --run`" in done.stderr
+    assert "`envbuild deploy-check MODEL IMAGE --golden`" in done.stderr
     (site.folder / "policy.toml").write_text('[rules]\nserve-untried = "error"\n')
     assert site("deploy-check", "model", reference, "--policy", "policy.toml").returncode == 16
+
+
+def test_the_golden_sample_needs_a_record_of_it_and_something_that_runs_images(site, monkeypatch):
+    reference = stamped(site, pushed(site, on_top(pulled(site), SERVER)), gate="untried")
+    done = site("deploy-check", "model", reference, "--golden", "--json")
+    assert (done.returncode, wrong(done)) == (0, [("serve-untried", "warning"), ("golden-sample", "warning")])
+    number = {"name": "", "dtype": "float32", "shape": [1], "data": "AACAPw=="}
+    sample = {"inputs": [number], "outputs": [number], "rtol": 1e-5, "atol": 1e-6}
+    manifest(site, "manifest.json", golden=sample)
+    built(site, "manifest.json", "--stamp", "model")
+    stamped(site, reference, gate="untried")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = site("deploy-check", "model", reference, "--golden")
+    assert (done.returncode, done.stdout) == (17, ""), done.stderr
+    assert "bubblewrap is not installed" in done.stderr
 
 
 def test_an_image_in_a_folder_is_checked_before_it_is_pushed(site):
@@ -254,7 +271,8 @@ def test_an_image_with_another_environment_is_refused_and_prints_nothing(site):
     layers = {str(it.descriptor.digest) for it in pulled(site).layers}
     site.registry.requests.clear()
     done = site("deploy-check", "model", moved, "--json")
-    assert (done.returncode, wrong(done)) == (16, [("shared-layers", "error")])
+    assert (done.returncode, wrong(done)) == (16, [("deploy-image", "note"), ("shared-layers", "error")])
+    assert "its command is that of the training image, and it does not start a server" in done.stdout
     assert "and has other distributions than training: tool 1.0 -> 2.0" in done.stdout
     read = {it.path.rpartition("/")[2] for it in site.registry.seen("GET", "/blobs/")}
     assert len(read) == 2, "the configs"

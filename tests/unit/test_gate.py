@@ -285,7 +285,7 @@ def test_without_an_engine_auto_says_so_and_require_fails(tmp_path, monkeypatch)
     assert (finding.id, finding.severity, finding.agrees) == ("serve-untried", "warning", False)
     assert finding.says == "the image was not tried: no container engine answers"
     assert any("[serve-untried]" in line for line in told)
-    assert "`envbuild verify MODEL IMAGE --golden --run`" in finding.todo
+    assert "`envbuild deploy-check MODEL IMAGE --golden`" in finding.todo
     with pytest.raises(MissingComponentError):
         gate(order_of(tmp_path, gate="require"), origin, image, server, reporter([]))
     assert gate(order_of(tmp_path, gate="off"), origin, image, server, reporter([])) == ()
@@ -312,7 +312,7 @@ def test_an_engine_that_cannot_read_zstd_counts_as_none(tmp_path, monkeypatch, b
         for refused in (lambda: gate(required, origin, image, Server(), SILENT), lambda: check_gate(required, origin)):
             with pytest.raises(MissingComponentError) as caught:
                 refused()
-            assert finding.todo.startswith(f"{caught.value.todo}; `envbuild verify")
+            assert finding.todo.startswith(f"{caught.value.todo}; `envbuild deploy-check")
         check_gate(order, origin)
 
 

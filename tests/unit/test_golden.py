@@ -57,11 +57,11 @@ def test_lists_are_kept_as_numpy_would():
     ids=["list", "text", "bytes", "series"],
 )
 def test_text_is_kept_with_what_is_missing(value):
-    (labels,) = golden_sample([1], {"label": value})["outputs"]
+    (labels,) = golden_sample([1, 2, 3], {"label": value})["outputs"]
     data = base64.b64decode(labels["data"])
     assert (labels["name"], labels["dtype"], labels["shape"]) == ("label", "object", [3])
     assert (json.loads(data), labels["sha256"]) == (["ja", "nein", None], hashlib.sha256(data).hexdigest())
-    (fixed,) = golden_sample([1], np.array([["a"], ["bc"]]))["outputs"]
+    (fixed,) = golden_sample([1, 2], np.array([["a"], ["bc"]]))["outputs"]
     assert (fixed["dtype"], fixed["shape"], base64.b64decode(fixed["data"])) == ("object", [2, 1], b'["a","bc"]')
 
 
@@ -70,9 +70,21 @@ def test_one_number_is_an_array_without_dimensions():
     assert (y["shape"], numbers(y, "q")) == ([], [2])
 
 
+def test_outputs_of_other_rows_than_the_inputs_are_refused(tmp_path):
+    two = np.ones((2, 3))
+    for inputs, outputs in ((two, [0.5]), (["a", "b"], 0.5), ({"a": two, "b": [1, 2]}, {"y": [1] * 3})):
+        with pytest.raises(ValueError, match=r"the inputs have 2 rows, .* give the model's outputs for just these"):
+            golden_sample(inputs, outputs)
+    np.savez(tmp_path / "x.npz", inputs=two, outputs=[0.5])
+    with pytest.raises(ValueError, match=r"the outputs the shape \[1\]"):
+        golden_facts(tmp_path / "x.npz")
+    golden_sample(two, {"y": [0.5, 0.6], "state": [[1.0]]})  # as a recurrent network has
+    golden_sample({"nodes": two, "edges": [[0], [1], [1]]}, [0.5])
+
+
 def test_a_sample_is_valid_in_a_manifest():
     example = json.loads((MODELS.parents[2] / "envbuild/manifest/examples.json").read_bytes())[0]
-    sample = golden_sample({"x": [1.0, math.nan]}, [2.0], rtol=0, atol=1)
+    sample = golden_sample({"x": [1.0, math.nan]}, [2.0, 3.0], rtol=0, atol=1)
     golden = read_manifest(json.dumps({**example, "golden": sample}).encode(), "x").golden
     assert golden is not None
     assert (golden.inputs[0].name, golden.inputs[0].shape, golden.atol) == ("x", (2,), 1.0)
@@ -112,7 +124,7 @@ def test_what_is_no_small_array_is_refused(value, reason):
 
 
 def test_an_array_of_one_mebibyte_is_kept():
-    assert golden_sample([1], [0.0] * 131072)["outputs"][0]["shape"] == [131072]
+    assert golden_sample(1, [0.0] * 131072)["outputs"][0]["shape"] == [131072]
 
 
 @pytest.mark.parametrize("golden", [[1], {"inputs": [1]}, 7, ((1,),), b"x", object()])
@@ -169,7 +181,7 @@ ONE = npy("<f4", (1,), struct.pack("<f", 1))
     ],
 )
 def test_types_and_byte_orders_of_npy_files(tmp_path, content, dtype, data):
-    facts = golden_facts(npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, inputs=content, outputs=ONE))
+    facts = golden_facts(npz(tmp_path / "x.npz", zipfile.ZIP_DEFLATED, inputs=content, outputs=content))
     assert facts is not None
     assert (facts["inputs"][0]["dtype"], base64.b64decode(facts["inputs"][0]["data"])) == (dtype, data)
 

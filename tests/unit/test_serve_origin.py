@@ -100,7 +100,20 @@ def test_it_is_made_again_with_the_compression_that_it_was_made_with(site, train
 
 def test_it_is_made_again_with_its_base_compressed_as_it_was(site):
     plain = site.train()
-    assert site.train("--recompress-base")["digest"] == plain["digest"]  # the base is of gzip already
+    again = (
+        "from-manifest",
+        "manifest.json",
+        "--base",
+        f"{site.host}/up/base:1",
+        "--recompress-base",
+        "--out",
+        "again",
+    )
+    for compression, there in (("gzip", True), ("zstd", False)):
+        done = site(*again, "--compression", compression)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().endswith(plain["digest"]) is there
+        assert ("nothing to do: all layers of the base are gzip already" in done.stderr) is there
     packed = site.train("--compression", "zstd", "--recompress-base")
     stamp_now = read_stamp("model")
     assert stamp_now is not None

@@ -126,7 +126,7 @@ def encoded(values: Any, wanted: list[str]) -> Any:
         values = {str(name): value for name, value in values.items()}
         if set(wanted) <= set(values):
             values = {name: values[name] for name in wanted}
-    return importlib.import_module(CAPTURE).golden_sample([0], values)["outputs"]
+    return importlib.import_module(CAPTURE).golden_sample(0, values)["outputs"]
 
 
 def array_of(item: dict[str, Any]) -> Any:

@@ -76,6 +76,7 @@ def main():
         assert "convert it to text" in said, said
     assert "2 columns are named 'x'" in error_of(pd.DataFrame([["a", "b"]], columns=["x", "x"]))
     assert "needs columns with names" in error_of(pd.DataFrame([["a"]]))
+    assert "the inputs have 2 rows" in error_of(pd.DataFrame({"x": [1, 2]}))
     numbers = envbuild.golden_sample(pd.DataFrame([[1, 2]]), [1.0])
     assert [it["shape"] for it in numbers["inputs"]] == [[1, 2]]
     assert "table" not in numbers
