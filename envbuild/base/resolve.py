@@ -11,6 +11,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from envbuild.base.contents import note_contents
 from envbuild.base.debian import debian_base
 from envbuild.cache import read_entry, write_entry
 from envbuild.errors import BaseError, RegistryError, UsageError
@@ -105,6 +106,7 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
         return found
     facts = _inspect(image, config, name)
     known.remember(image.digest, facts)
+    note_contents(image, read_tree(image, name), known.folder)
     return facts
 
 
