@@ -16,7 +16,7 @@ from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 
-from envbuild.attest.components import Part, added_parts, base_parts
+from envbuild.attest.components import Node, added_nodes, base_nodes
 from envbuild.attest.parts import Parts
 from envbuild.attest.statement import Facts, image_purl, public_name, wheel_purl
 from envbuild.manifest.model import TrainingManifest
@@ -28,7 +28,7 @@ def bill_of_materials(facts: Facts) -> bytes:
     digest = facts.reference.digest
     assert digest is not None, "a subject has a digest"
     parts = facts.read_parts()
-    below, above = list(base_parts(facts, parts)), list(added_parts(facts, parts))
+    below, above = list(base_nodes(facts, parts)), list(added_nodes(facts, parts))
     image = Component(
         name=facts.reference.name,
         type=ComponentType.CONTAINER,
@@ -43,7 +43,7 @@ def bill_of_materials(facts: Facts) -> bytes:
         lifecycles=[PredefinedLifecycle(phase=LifecyclePhase.BUILD)],
     )
     bom = Bom(metadata=metadata, components=[it.component for it in (*below, *above)])
-    _connect(bom, [Part(component=image, requires=tuple(it.reference for it in (below[0], *above))), *below, *above])
+    _connect(bom, [Node(component=image, requires=tuple(it.reference for it in (below[0], *above))), *below, *above])
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
     # The library always sets a time and a random number; equal facts must give equal bytes.
     del value["metadata"]["timestamp"], value["serialNumber"]
@@ -55,11 +55,11 @@ def bill_of_materials(facts: Facts) -> bytes:
     return canonical_json(value)
 
 
-def _connect(bom: Bom, parts: Sequence[Part]) -> None:
+def _connect(bom: Bom, nodes: Sequence[Node]) -> None:
     """Register what each component requires, those inside others too."""
-    components = [one for it in parts for one in (it.component, *it.component.components)]
+    components = [one for it in nodes for one in (it.component, *it.component.components)]
     known = {str(it.bom_ref.value): it for it in components}
-    for it in parts:
+    for it in nodes:
         bom.register_dependency(it.component, [known[one] for one in it.requires])
 
 
@@ -77,7 +77,7 @@ def _model_card(run: TrainingManifest) -> dict[str, Any]:
     return {"modelParameters": found} if found else {}
 
 
-def _compositions(facts: Facts, parts: Parts, above: Sequence[Part]) -> Iterator[dict[str, Any]]:
+def _compositions(facts: Facts, parts: Parts, above: Sequence[Node]) -> Iterator[dict[str, Any]]:
     """Say what is all of it, and where nobody looked: into native libraries, the model, and files of no package."""
     wheels = dict.fromkeys(it for lock in facts.locks for it in lock.wheels)
     read = [str(wheel_purl(it)) for it in wheels if it.sha256 in parts.wheels]

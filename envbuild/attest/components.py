@@ -30,8 +30,8 @@ _GNU = re.compile(r"(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(\+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A component, and the references of those that it requires."""
+class Node:
+    """A component of the graph, and the references of those that it requires."""
 
     component: Component
     requires: tuple[str, ...] = ()
@@ -42,11 +42,12 @@ class Part:
         return str(self.component.bom_ref.value)
 
 
-def base_parts(facts: Facts, parts: Parts) -> Iterator[Part]:
+def base_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
     """Yield the base, and what it has: its distribution, its packages, and its distributions of Python."""
-    contents, locked = parts.base, {it.name for lock in facts.locks for it in lock.packages}
-    installed = [it for it in contents.packages if it.name not in locked]
-    inside = [*_system(contents), *_installed(installed, contents.release), *_found(contents.distributions)]
+    contents, locked = parts.base, {it.name: it for lock in facts.locks for it in lock.packages}
+    added = {name: str(_in_distribution(package_purl(it), contents.release)) for name, it in locked.items()}
+    packages = _installed(contents.packages, contents.release, added)
+    inside = [*_system(contents), *packages, *_found(contents.distributions)]
     reference = base_reference(facts.base_name)
     bootstrapped = facts.base_name if facts.base_name.startswith(DEBIAN) else "base"
     base = Component(
@@ -56,11 +57,11 @@ def base_parts(facts: Facts, parts: Parts) -> Iterator[Part]:
         purl=image_purl(reference, facts.base_digest) if reference else None,
         bom_ref="base",
     )
-    yield Part(component=base, requires=tuple(it.reference for it in inside))
+    yield Node(component=base, requires=tuple(it.reference for it in inside))
     yield from inside
 
 
-def added_parts(facts: Facts, parts: Parts) -> Iterator[Part]:
+def added_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
     """Yield Python, the wheels and packages of the locks, and the model."""
     target, release = facts.locks[0].target, parts.base.release
     python = Component(
@@ -72,7 +73,7 @@ def added_parts(facts: Facts, parts: Parts) -> Iterator[Part]:
         licenses=_licenses(["Python-2.0"]),
         bom_ref="python",
     )
-    yield Part(component=python)
+    yield Node(component=python)
     wheels = list(dict.fromkeys(it for lock in facts.locks for it in lock.wheels))
     declared = {it.name: found.metadata.requires for it in wheels if (found := parts.wheels.get(it.sha256))}
     declared = dict.fromkeys((it.name for it in wheels), ()) | declared
@@ -81,17 +82,17 @@ def added_parts(facts: Facts, parts: Parts) -> Iterator[Part]:
         component = _wheel(wheel, parts.wheels.get(wheel.sha256), target.python_minor)
         required = [references[it] for it in sorted(edges[wheel.name])]
         vendored = [str(it.bom_ref.value) for it in component.components]
-        yield Part(component=component, requires=(*required, *vendored))
+        yield Node(component=component, requires=(*required, *vendored))
     for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
         purl = _in_distribution(package_purl(package), release)
-        yield Part(component=_library(package.name, package.version, purl, package.sha256))
+        yield Node(component=_library(package.name, package.version, purl, package.sha256))
     if facts.model:
         files = [
             Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
             for path, digest in facts.model_files
         ]
         kind = ComponentType.MACHINE_LEARNING_MODEL
-        yield Part(component=Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files))
+        yield Node(component=Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files))
 
 
 def _reference(wheel: LockedWheel) -> str:
@@ -118,9 +119,9 @@ def _wheel(wheel: LockedWheel, description: Description | None, python_minor: st
     return component
 
 
-def _found(distributions: Iterable[Metadata]) -> Iterator[Part]:
+def _found(distributions: Iterable[Metadata]) -> Iterator[Node]:
     for it in distributions:
-        yield Part(component=_distribution(it, f"base#{it.path}"))
+        yield Node(component=_distribution(it, f"base#{it.path}"))
 
 
 def _distribution(metadata: Metadata, reference: str) -> Component:
@@ -143,18 +144,21 @@ def _describe(component: Component, metadata: Metadata) -> None:
     component.supplier = OrganizationalEntity(name=metadata.supplier) if metadata.supplier else None
 
 
-def _system(contents: BaseContents) -> Iterator[Part]:
+def _system(contents: BaseContents) -> Iterator[Node]:
     release = contents.release
     if release.get("ID"):
         kind = ComponentType.OPERATING_SYSTEM
         system = Component(name=release["ID"], version=release.get("VERSION_ID"), type=kind, bom_ref="os")
         system.description = release.get("PRETTY_NAME")
-        yield Part(component=system)
+        yield Node(component=system)
 
 
-def _installed(packages: Sequence[InstalledPackage], release: Mapping[str, str]) -> Iterator[Part]:
-    purls = {it: _in_distribution(_debian_purl(it), release) for it in packages}
-    by_name: dict[str, list[str]] = {}
+def _installed(
+    packages: Sequence[InstalledPackage], release: Mapping[str, str], added: Mapping[str, str]
+) -> Iterator[Node]:
+    """Yield the packages of a base that the lock's `added` ones, by name, do not replace."""
+    purls = {it: _in_distribution(_debian_purl(it), release) for it in packages if it.name not in added}
+    by_name = {name: [reference] for name, reference in added.items()}
     for it, purl in purls.items():
         by_name.setdefault(it.name, []).append(str(purl))
     for it, purl in purls.items():
@@ -167,7 +171,7 @@ def _installed(packages: Sequence[InstalledPackage], release: Mapping[str, str])
             supplier=OrganizationalEntity(name=it.supplier) if it.supplier else None,
             bom_ref=str(purl),
         )
-        yield Part(component=component, requires=tuple(one for name in it.requires for one in by_name.get(name, ())))
+        yield Node(component=component, requires=tuple(one for name in it.requires for one in by_name.get(name, ())))
 
 
 def _debian_purl(package: InstalledPackage) -> PackageURL:

@@ -32,9 +32,9 @@ def read_parts(
 ) -> Parts:
     """Read the parts of an image on a base, from the cache as far as it has them; BaseError, RegistryError.
 
-    A wheel whose server sends whole files only is downloaded. A warning names what cannot be read.
+    A wheel whose server sends whole files only is downloaded. A warning says which cannot be read.
     """
-    wheels = tuple(dict.fromkeys(wheels))
+    wheels, why = tuple(dict.fromkeys(wheels)), "--offline forbids to fetch them"
     with LateClient(settings) as client, Downloads(cache, reporter=report, settings=settings) as downloads:
         reader = FactReader(client, cache)
 
@@ -48,10 +48,10 @@ def read_parts(
         try:
             found = in_parallel(describe, wheels)
         except LockError as error:
-            report.warn(f"wheels cannot be read for the SBOM: {error.what}")
+            why = error.what
             found = in_parallel(partial(reader.describe, fetch=False), wheels)
     described = {wheel.sha256: it for wheel, it in zip(wheels, found, strict=True) if it}
     if unread := [wheel.filename for wheel in wheels if wheel.sha256 not in described]:
-        many = f"{counted(len(unread), 'wheel')} could not be read, such as {unread[0]}"
-        report.warn(f"{many}: the SBOM has name, version and digest of it alone")
+        many = f"{counted(len(unread), 'wheel')}, such as {unread[0]}"
+        report.warn(f"the SBOM has only name, version and digest of {many}, which cannot be read: {why}")
     return Parts(base=read_contents(base, "the base", cache / "bases" / "facts"), wheels=described)
