@@ -22,6 +22,9 @@ from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.reader import read_manifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
+from envbuild.oci.reference import Reference
+from envbuild.registry.pull import pull
+from envbuild.registry.push import push
 from tests.fakes.index import FakeIndex, serving
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.trees import BASE, image_of_trees
@@ -266,6 +269,18 @@ def test_the_base_below_an_image_is_what_envbuild_did_not_make():
     image = image_of_trees(DEBIAN, {"a": b"1"}, {"b": b"2"}, history=lines)
     assert base_below(image).layers == image.layers[:1]
     assert base_below(IMAGE).layers == IMAGE.layers
+
+
+def test_another_machine_reads_the_base_of_a_pushed_image_from_the_registry(tmp_path):
+    lines = [{"created_by": it} for it in ("apt-get", "envbuild: numpy 1.26.4")]
+    image = image_of_trees(DEBIAN, {"opt/env/numpy-1.26.4.dist-info/METADATA": b"Name: numpy\n"}, history=lines)
+    with FakeRegistry() as fake:
+        pulled = pull(push(image, Reference(fake.host, "team/app", "v1")).reference, machine="x86_64")
+        found = read_contents(base_below(pulled), "the base", tmp_path)
+        read = [it.path.rpartition("/")[2] for it in fake.requests if it.method == "GET" and "/blobs/" in it.path]
+    assert [it.name for it in found.packages] == ["base-files", "libc6", "mawk", "zlib1g"]
+    assert read == [str(image.config_digest), str(image.layers[0].descriptor.digest)]
+    assert found == read_contents(IMAGE, "the base", tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
