@@ -4,20 +4,22 @@ https://cyclonedx.org/docs/1.6/json. It depends neither on the time nor on the m
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
-from packageurl import PackageURL
 
-from envbuild.attest.statement import Facts, base_reference, image_purl, package_purl, public_name, wheel_purl
-from envbuild.oci.digest import Digest
+from envbuild.attest.components import Node, added_nodes, base_nodes
+from envbuild.attest.parts import Parts
+from envbuild.attest.statement import Facts, image_purl, public_name, wheel_purl
+from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.image import canonical_json
 
 
@@ -25,6 +27,8 @@ def bill_of_materials(facts: Facts) -> bytes:
     """The bill of an image; its serial number is derived from its content, so different bills differ in it."""
     digest = facts.reference.digest
     assert digest is not None, "a subject has a digest"
+    parts = facts.read_parts()
+    below, above = list(base_nodes(facts, parts)), list(added_nodes(facts, parts))
     image = Component(
         name=facts.reference.name,
         type=ComponentType.CONTAINER,
@@ -32,52 +36,55 @@ def bill_of_materials(facts: Facts) -> bytes:
         purl=image_purl(facts.reference, digest),
         bom_ref="image",
     )
-    components = list(_components(facts))
     tool = Component(name="envbuild", type=ComponentType.APPLICATION, version=version("envbuild"))
-    bom = Bom(metadata=BomMetaData(component=image, tools=ToolRepository(components=[tool])), components=components)
-    bom.register_dependency(image, components)
+    metadata = BomMetaData(
+        component=image,
+        tools=ToolRepository(components=[tool]),
+        lifecycles=[PredefinedLifecycle(phase=LifecyclePhase.BUILD)],
+    )
+    bom = Bom(metadata=metadata, components=[it.component for it in (*below, *above)])
+    _connect(bom, [Node(component=image, requires=tuple(it.reference for it in (below[0], *above))), *below, *above])
     value = json.loads(make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string())
     # The library always sets a time and a random number; equal facts must give equal bytes.
     del value["metadata"]["timestamp"], value["serialNumber"]
+    for component in value["components"]:
+        if component["bom-ref"] == "model" and facts.run and (card := _model_card(facts.run)):
+            component["modelCard"] = card
+    value["compositions"] = list(_compositions(facts, parts, above))
     value["serialNumber"] = uuid5(NAMESPACE_URL, canonical_json(value).decode()).urn
     return canonical_json(value)
 
 
-def _components(facts: Facts) -> Iterator[Component]:
-    base, python = base_reference(facts.base_name), facts.locks[0].target.python
-    yield Component(
-        name=base.name if base else "base",
-        type=ComponentType.CONTAINER,
-        version=str(facts.base_digest),
-        purl=image_purl(base, facts.base_digest) if base else None,
-        bom_ref="base",
-    )
-    purl = PackageURL("generic", None, "python", python)
-    yield Component(name="python", type=ComponentType.PLATFORM, version=python, purl=purl, bom_ref="python")
-    for wheel in dict.fromkeys(it for lock in facts.locks for it in lock.wheels):
-        yield _library(wheel.name, wheel.version, wheel_purl(wheel), wheel.sha256)
-    for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
-        yield _library(package.name, package.version, package_purl(package), package.sha256)
-    if facts.model:
-        files = [
-            Component(name=path, type=ComponentType.FILE, hashes=[_hash(digest)], bom_ref=f"model/{path}")
-            for path, digest in facts.model_files
-        ]
-        kind = ComponentType.MACHINE_LEARNING_MODEL
-        yield Component(name=public_name(facts.model), type=kind, bom_ref="model", components=files)
+def _connect(bom: Bom, nodes: Sequence[Node]) -> None:
+    """Register what each component requires, those inside others too."""
+    components = [one for it in nodes for one in (it.component, *it.component.components)]
+    known = {str(it.bom_ref.value): it for it in components}
+    for it in nodes:
+        bom.register_dependency(it.component, [known[one] for one in it.requires])
 
 
-def _library(name: str, version: str, purl: PackageURL, digest: Digest) -> Component:
-    return Component(
-        name=name,
-        type=ComponentType.LIBRARY,
-        version=version,
-        purl=purl,
-        hashes=[_hash(digest)],
-        scope=ComponentScope.REQUIRED,
-        bom_ref=str(purl),
-    )
+def _model_card(run: TrainingManifest) -> dict[str, Any]:
+    """The data that the run read, and the types of what its model takes and gives."""
+    data = run.contract.data if run.contract else ()
+    names = dict.fromkeys(public_name(it.uri) for it in data)
+    found: dict[str, Any] = {
+        # Readers ask for the classification, and no run knows it.
+        "datasets": [{"type": "dataset", "name": it, "classification": "unknown"} for it in names],
+        "inputs": [{"format": it.dtype} for it in (run.golden.inputs if run.golden else ())],
+        "outputs": [{"format": it.dtype} for it in (run.golden.outputs if run.golden else ())],
+    }
+    found = {key: value for key, value in found.items() if value}
+    return {"modelParameters": found} if found else {}
 
 
-def _hash(digest: Digest) -> HashType:
-    return HashType(alg=HashAlgorithm.SHA_256, content=digest.hex)
+def _compositions(facts: Facts, parts: Parts, above: Sequence[Node]) -> Iterator[dict[str, Any]]:
+    """Say what is all of it, and where nobody looked: into native libraries, the model, and files of no package."""
+    wheels = dict.fromkeys(it for lock in facts.locks for it in lock.wheels)
+    read = [str(wheel_purl(it)) for it in wheels if it.sha256 in parts.wheels]
+    others = [it.reference for it in above if it.reference not in read]
+    yield {"aggregate": "incomplete", "assemblies": ["image"], "dependencies": ["image"]}
+    base = "incomplete" if parts.base.packages else "unknown"
+    yield {"aggregate": base, "assemblies": ["base"], "dependencies": ["base"]}
+    if read:
+        yield {"aggregate": "complete", "dependencies": read}
+    yield {"aggregate": "unknown", "assemblies": [*read, *others], "dependencies": others}

@@ -5,7 +5,7 @@ https://github.com/package-url/purl-spec; docs/attestations.md says what BUILD m
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,8 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from packageurl import PackageURL
 
+from envbuild.attest.parts import Parts
 from envbuild.capture.redact import scrub_line
 from envbuild.lock.model import Lock, LockedWheel, SystemPackage
+from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import PATH_STARTS, Reference
@@ -71,6 +73,10 @@ class Facts:
     """The URI of the served model; of a path of this machine only the last part is published."""
     model_files: tuple[tuple[str, Digest], ...] = ()
     """The model's files with known digests, by their paths in its folder."""
+    run: TrainingManifest | None = None
+    """The run that made the served model."""
+    read_parts: Callable[[], Parts] = Parts
+    """Reads what the bill says of wheels and base, where a bill is made."""
     parent: Reference | None = None
     """The training image that it starts with."""
     parameters: tuple[tuple[str, str], ...] = field(default_factory=tuple)

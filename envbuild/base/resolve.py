@@ -12,6 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from envbuild.base.contents import note_contents
 from envbuild.base.debian import debian_base
 from envbuild.base.system import read_base_system
 from envbuild.cache import read_entry, write_entry
@@ -35,7 +36,6 @@ _SHAPES = {
     "distribution": re.compile(r"[^\x00-\x1f\x7f]{0,99}\Z"),
 }
 """Patterns of valid facts, as these get into an environment's files and on terminals."""
-_RELEASE_NAME = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -108,6 +108,7 @@ def inspect(image: Image, name: str, machine: str, known: KnownFacts) -> Facts:
         return found
     facts = _inspect(image, config, name)
     known.remember(image.digest, facts)
+    note_contents(image, read_tree(image, name), known.folder)
     read_base_system(image, name, known.folder)  # while its tree is in memory
     return facts
 
@@ -128,8 +129,7 @@ def _inspect(image: Image, config: Mapping[str, Any], name: str) -> Facts:
         raise _unfit(name, f"the exact version of {path} cannot be read from it")
     contents = [tree[place].sha256.hex() for place in (path[1:], *_libraries(tree, path))]
     release = resolve(tree, "/etc/os-release") or resolve(tree, "/usr/lib/os-release")
-    named = _RELEASE_NAME.search(tree[release[1:]].text) if release else None
-    distribution = named[1].decode(errors="replace") if named else ""
+    distribution = tree[release[1:]].version if release else ""
     return Facts(
         python=python,
         glibc=_glibc(tree, name),

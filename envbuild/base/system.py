@@ -38,7 +38,7 @@ def read_base_system(image: Image, name: str, folder: Path) -> BaseSystem:
         return known
     tree = read_tree(image, name)
     texts = {
-        path: tree[place[1:]].text.decode(errors="replace")
+        path: tree[place[1:]].content.decode(errors="replace")
         for path in (_STATUS, *_RELEASES)
         if (place := resolve(tree, path))
     }

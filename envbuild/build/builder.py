@@ -88,6 +88,7 @@ class Builder(ABC):
             lock=self.locked.lock,
             pylock=self.pylock(locked),
             proof=locked.proof,
+            base=self.base.image,
             imports=imports,
             reused=reused,
             # With --offline the context has all wheels, as it will be built without a network.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.attest.attach import attest, check_key, sign
+from envbuild.attest.parts import read_parts
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.context import Context, write_context
 from envbuild.build.request import LAYOUT_NAME, PLATFORMS, BuildRequest, BuildResult, PlatformImage, each_image
@@ -131,14 +132,16 @@ def publish_images(
             if image.pushed and image.reused:
                 report.note("the reused image keeps the SBOM and provenance that its builder attached")
             elif image.pushed:
-                attest(_facts(request, image, image.pushed, started), request.attestations, report)
+                attest(_facts(request, image, image.pushed, started, report), request.attestations, report)
         if index:
             sign(index, request.attestations, report)
 
     publish(tags, attach)
 
 
-def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, started: datetime) -> Facts:
+def _facts(
+    request: BuildRequest, image: PlatformImage, pushed: PushResult, started: datetime, report: Reporter
+) -> Facts:
     recipe, own_base = image.recipe, image.recipe.base_name.startswith(DEBIAN)
     # The base has fields of its own, and as an option it may be a folder of this machine.
     overrides = [(f"set {key}", value) for key, value in image.plan.stack.overrides if key != "base"]
@@ -154,6 +157,7 @@ def _facts(request: BuildRequest, image: PlatformImage, pushed: PushResult, star
         base_name=recipe.base_asked or (recipe.base_name if own_base else ""),
         base_digest=recipe.base_digest,
         manifest=Digest.of(request.manifest_bytes),
+        read_parts=partial(read_parts, image.base, image.lock.wheels, request.index_settings(), request.cache, report),
         parameters=(*build_options(replace(request, compression=recipe.compression)), *overrides),
         started=started,
         finished=datetime.now(UTC),

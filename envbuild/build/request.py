@@ -163,6 +163,8 @@ class PlatformImage:
     """Whether the image was found in the registry, and not built now."""
     imports: "Imports | None" = None
     """What was imported in the image; None where it was not tried."""
+    base: Image
+    """The base, whose packages its bill of materials names."""
     wheelhouse: bool = False
     """Whether the context has every wheel."""
     tag_in_engine: "Callable[[Reference], Loaded] | None" = None

@@ -33,7 +33,7 @@ from envbuild.image.layers.plan import check_depth
 from envbuild.image.layers.writer import write_layer
 from envbuild.lock.model import Lock
 from envbuild.oci.compression import GZIP, Compression
-from envbuild.oci.image import COMPRESSION, ENVIRONMENT, Image, Layer, manifest_bytes
+from envbuild.oci.image import COMPRESSION, ENVIRONMENT, Image, Layer, history_lines, manifest_bytes
 from envbuild.recipe import PYTHON_LABEL, Base, Recipe
 
 ENVIRONMENT_LINE = "virtual environment"
@@ -69,6 +69,16 @@ def named_base(image: Image) -> tuple[str, str]:
     """Return the base in an image's annotations: name without digest, and digest; empty if absent."""
     annotated = annotations_of(image)
     return str(annotated.get(BASE_NAME) or ""), str(annotated.get(BASE_DIGEST) or "")
+
+
+def base_below(image: Image) -> Image:
+    """The image of the layers below those that envbuild made: its base, without a manifest of its own.
+
+    An engine's own history does not tell them apart; then it is the whole image.
+    """
+    lines = history_lines(json.loads(image.config), len(image.layers))
+    own = [number for number, it in enumerate(lines) if it.startswith(OURS)]
+    return replace(image, layers=image.layers[: own[0] if own else None])
 
 
 def named_environment(image: Image) -> str:

@@ -146,6 +146,25 @@ def find_needed(
     return frozenset(name for name, _ in found)
 
 
+def find_edges(declared: Declared, environment: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Which of the distributions each one requires, with the extras that the others name; by normalised name."""
+    parsed = {name: tuple(readable_requirements(texts)) for name, texts in declared.items()}
+    edges, done = {name: set[str]() for name in parsed}, set[tuple[str, str]]()
+    waiting = [(name, "") for name in parsed]
+    while waiting:
+        name, extra = node = waiting.pop()
+        if node in done:
+            continue
+        done.add(node)
+        markers = dict(environment) | {"extra": extra}
+        for it in parsed[name]:
+            nodes = [node for node in _nodes(it) if node[0] in parsed]
+            if nodes and (it.marker is None or it.marker.evaluate(markers)):
+                edges[name].add(nodes[0][0])
+                waiting += nodes
+    return {name: frozenset(found - {name}) for name, found in edges.items()}
+
+
 def find_importers(
     names: Iterable[str], distributions: Iterable[Distribution], session: "IndexSession"
 ) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from envbuild.capture.distributions import record_content
 from envbuild.errors import LockError
 from envbuild.lock.download import forget_damaged, remembered_digest, wheel_path
 from envbuild.lock.index import Client, IndexFile, RemoteFile, UnreadableError, in_parallel, size_of
+from envbuild.lock.metadata import Description, Document, read_metadata
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import bare_url, local_path
 from envbuild.oci.digest import Digest
@@ -48,6 +49,9 @@ _KINDS = {True: ("claims", Voucher.INDEX), False: ("facts", Voucher.LOCAL)}
 _TRUTHS = ("truths", Voucher.LOCAL)  # results of hashing every file of a wheel
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, ValueError)
+_DESCRIBING = re.compile(r"((?:.+/)?[^/]+\.dist-info)/(METADATA|sboms/.+)")
+_DESCRIPTION = "-description-1"
+"""The end of the name of a description's cache entry; its number is raised when something else is read."""
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
 WheelFile = IndexFile | LockedWheel
@@ -130,6 +134,24 @@ class FactReader:
             return extras_of(_text(archive, member)) if member else None
         return None
 
+    def describe(self, wheel: LockedWheel, *, fetch: bool = True) -> Description | None:
+        """What a wheel says about itself and about what it carries; None where it cannot be read now.
+
+        Without `fetch` only files of this machine are read.
+        """
+        kind = _KINDS[self._find_file(wheel) is None]
+        if known := self._load(wheel, *kind, Description, _DESCRIPTION):
+            return known
+        file = self._find_intact_file(wheel)
+        if file is None and not fetch:
+            return None
+        with suppress(UnreadableError, LockError), _open_wheel(wheel, file, self._client) as (archive, opened):
+            found = _describe(archive, opened)
+            if found:
+                self._store(wheel, *_KINDS[file is None], asdict(found), _DESCRIPTION)
+            return found
+        return None
+
     def mismatches(self, wheels: Sequence[LockedWheel]) -> list[str]:
         """Why the RECORD of each wheel is wrong, by hashing every file; empty if right, or without the file."""
         return in_parallel(self._mismatch, wheels)
@@ -202,14 +224,14 @@ class FactReader:
                 return self._find_file(wheel)
         return local_path(wheel.url)
 
-    def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T]) -> T | None:
+    def _load(self, wheel: WheelFile, kind: str, origin: Voucher, of: type[T], end: str = "") -> T | None:
         if not (self._cache and wheel.sha256):
             return None
-        return read_entry(self._cache, _name(wheel, kind), partial(read_values, kind=of), origin)
+        return read_entry(self._cache, _name(wheel, kind, end), partial(read_values, kind=of), origin)
 
-    def _store(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any) -> None:
+    def _store(self, wheel: WheelFile, kind: str, origin: Voucher, value: Any, end: str = "") -> None:
         if self._cache and wheel.sha256:
-            write_entry(self._cache, _name(wheel, kind), value, origin)
+            write_entry(self._cache, _name(wheel, kind, end), value, origin)
 
 
 def extras_of(metadata: str) -> frozenset[str]:
@@ -228,9 +250,9 @@ def _headers(metadata: str) -> email.message.Message:
     return email.parser.HeaderParser(policy=email.policy.compat32).parsestr(metadata)
 
 
-def _name(wheel: WheelFile, kind: str) -> str:
+def _name(wheel: WheelFile, kind: str, end: str = "") -> str:
     assert wheel.sha256, "only wheels with a digest are kept"
-    return f"{kind}/{wheel.sha256.hex[:2]}/{wheel.sha256.hex}.json"
+    return f"{kind}/{wheel.sha256.hex[:2]}/{wheel.sha256.hex}{end}.json"
 
 
 @contextmanager
@@ -303,6 +325,23 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if folder.endswith(".dist-info") and name in {"RECORD", "METADATA"}:
             found[name] = member
     return found
+
+
+def _describe(archive: zipfile.ZipFile, opened: BinaryIO | RemoteFile) -> Description | None:
+    """Read METADATA of a wheel and of its vendored distributions, and hash its own bills of materials."""
+    members = {it: place for it in archive.infolist() if (place := _DESCRIBING.fullmatch(it.filename))}
+    if isinstance(opened, RemoteFile):
+        _prefetch(opened, members)
+    metadata, documents = [], []
+    for member, place in sorted(members.items(), key=lambda it: it[0].filename):
+        if place[2] == "METADATA":
+            metadata.append(read_metadata(_text(archive, member), place[1]))
+        elif "/" not in place[1]:
+            with archive.open(member) as file:
+                digest, _ = Digest.of_file(cast("BinaryIO", file))
+            documents.append(Document(path=member.filename, sha256=digest.hex))
+    own, vendored = ([it for it in metadata if it and ("/" in it.path) == inside] for inside in (False, True))
+    return Description(metadata=own[0], vendored=tuple(vendored), documents=tuple(documents)) if own else None
 
 
 def _prefetch(file: RemoteFile, members: Iterable[zipfile.ZipInfo]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO, Literal, cast
 
@@ -29,12 +30,18 @@ _ZSTD_LIMIT = 16 << 30
 """Bytes that any layer of zstd may unpack to: zeros, as in new weights, expand more than 10,000 times."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _LONGEST_VERSION = 256
+_KEPT = re.compile(
+    r"var/lib/dpkg/status(?:\.d/[^/]+)?|(?:etc|usr/lib)/os-release|usr/share/doc/[^/]+/copyright"
+    r"|.+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)"
+)
+"""Files whose content is kept: what says which packages a base has."""
+_LONGEST_KEPT = 64 << 20
+"""Bytes of such a file; dpkg's database of ten thousand packages has 20 MB."""
 _MOST_LINKS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
-_TEXTS = re.compile(r"(?:etc|usr/lib)/os-release|var/lib/dpkg/status")
-_LARGEST_TEXT = 64 << 20
-"""Bytes; dpkg's database of ten thousand packages has 20 MB."""
+_RELEASE = re.compile(r"(?:etc|usr/lib)/os-release")
+_RELEASE_NAME = re.compile(rb"^PRETTY_NAME=\"?([^\"\r\n]{1,99})", re.MULTILINE)
 _GLIBC_VERSION = re.compile(rb"GNU C Library[^\n]{0,99} version (\d+\.\d+)")
 
 
@@ -56,15 +63,17 @@ class Node:
     mtime: int = 0
     """Seconds since 1970."""
     text: bytes = field(default=b"", repr=False)
-    """The part of the content that was kept: as `read_tree` says, or as the caller of `read_layer` chose."""
+    """The part of the content that was kept."""
     stamp: bytes = field(default=b"", repr=False)
     """For bytecode and sources: what shows whether one was compiled from the other."""
+    content: bytes = field(default=b"", repr=False)
+    """The whole content of a file that says which packages there are, as `read_tree` found it."""
     layer: int = 0
     """Index of the layer that contains it, lowest first; set by `read_tree`."""
 
     @property
     def version(self) -> str:
-        """Version in an interpreter or C library, as `read_tree` found it."""
+        """Version in an interpreter or C library, or name in an os-release file, as `read_tree` found it."""
         return self.text.decode(errors="replace")
 
 
@@ -235,8 +244,8 @@ _LAST: list[tuple[Image, Tree]] = []
 def read_tree(image: Image, name: str) -> Tree:
     """Read the tree of a base image; BaseError if a layer cannot be read or is not as declared.
 
-    Of contents only os-release, dpkg's database, and the versions in interpreters and C libraries with those files'
-    digests are kept. A hard link is a link with an absolute target.
+    Of contents only the versions in interpreters and C libraries are kept, with those files' digests, and what says
+    which packages there are. A hard link is a link with an absolute target.
     """
     for known, tree in _LAST:
         if known is image:
@@ -258,12 +267,12 @@ def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archi
         target = member.linkname if member.issym() else "/" + member.linkname.removeprefix("./")
         node = Node("link", mode, owner, target, layer=layer)
     elif member.isreg():
-        text, sha256, pattern, content = b"", b"", _version_pattern(path), archive.extractfile(member)
-        if content and _TEXTS.fullmatch(path):
-            text = content.read(_LARGEST_TEXT)
-        elif content and pattern:
-            text, sha256 = _find_version(content, pattern)
-        node = Node("file", mode, owner, sha256=sha256, text=text, layer=layer)
+        pattern, keeps, kept = _version_pattern(path), _KEPT.fullmatch(path), b""
+        content = archive.extractfile(member) if pattern or keeps else None
+        if content and keeps and member.size <= _LONGEST_KEPT:
+            content = BytesIO(kept := content.read())
+        version, sha256 = _find_version(content, pattern) if pattern and content else (b"", b"")
+        node = Node("file", mode, owner, sha256=sha256, text=version, content=kept, layer=layer)
     else:
         node = Node("pipe" if member.isfifo() else "device", mode, owner, layer=layer)
     overlay.nodes[path] = node
@@ -273,7 +282,7 @@ def _version_pattern(path: str) -> re.Pattern[bytes] | None:
     if python := _PYTHON.fullmatch(path):
         # the beginning of Py_GetVersion: `3.11.2`, `3.14.0rc2`, `3.11.2+`
         return re.compile(rb"(?<![\w.])(%s\.\d+(?:(?:a|b|rc)\d+)?)\+?\0" % re.escape(python[1].encode()))
-    return _GLIBC_VERSION if _GLIBC.fullmatch(path) else None
+    return _GLIBC_VERSION if _GLIBC.fullmatch(path) else _RELEASE_NAME if _RELEASE.fullmatch(path) else None
 
 
 def _find_version(content: IO[bytes], pattern: re.Pattern[bytes]) -> tuple[bytes, bytes]:

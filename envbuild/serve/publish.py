@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.attest.attach import attest
+from envbuild.attest.parts import read_parts
 from envbuild.attest.statement import DEBIAN, Facts
 from envbuild.build.outputs import (
     build_options,
@@ -19,7 +20,7 @@ from envbuild.build.outputs import (
 )
 from envbuild.build.request import LAYOUT_NAME, BuildRequest
 from envbuild.files import staged_folder
-from envbuild.image.rebase import named_base, named_compression
+from envbuild.image.rebase import base_below, named_base, named_compression
 from envbuild.lock.formats import pylock_text
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
@@ -120,6 +121,7 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
     name, digest = named_base(origin.parent.image)
     asked = dict(origin.parent.lock.base).get("name", "")
     model = origin.stamped.model if origin.stamped else None
+    request, wheels = order.build_request, (*origin.parent.lock.wheels, *served.above.wheels)
     facts = Facts(
         reference=served.pushed.reference,
         image=served.image,
@@ -134,12 +136,16 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
         manifest=Digest.of(origin.manifest_bytes),
         model=origin.stamped.uri if origin.stamped else None,
         model_files=tuple((it.path, Digest(it.sha256)) for it in (model.files if model else ()) if it.sha256),
+        run=origin.manifest if origin.stamped else None,
+        read_parts=partial(
+            read_parts, base_below(origin.parent.image), wheels, request.index_settings(), request.cache, report
+        ),
         parent=origin.reference,
         parameters=tuple(_parameters(order)),
         started=started,
         finished=datetime.now(UTC),
     )
-    publish({facts.reference: served.tags}, lambda: attest(facts, order.build_request.attestations, report))
+    publish({facts.reference: served.tags}, lambda: attest(facts, request.attestations, report))
 
 
 def _parameters(order: ServeOrder) -> Iterator[tuple[str, str]]:
