@@ -71,7 +71,7 @@ def test_serving_is_signed_only_on_a_training_image_that_the_key_signed(site, re
 
     assert f"the training image {trained} is not signed by --sign's key: it has no signature" in served(code=16)
     sign(trained, AttestOptions(key=str(other)), Recorder())
-    assert "none of its 1 signatures is by the key" in served(code=16)
+    assert "none of its 2 signatures is by the key" in served(code=16)
     elsewhere = push(image_of([b"another image"]), Reference(registry.host, f"{name}/else")).reference
     sign(elsewhere, AttestOptions(key=str(key)), Recorder())
     with Registry(registry.host) as there:

@@ -230,7 +230,7 @@ def test_what_is_not_signed_or_by_another_key_says_so(fake, keys, tmp_path):
     [other] = check_signed(facts.reference, key_pair(tmp_path, "other")[1])
     assert (none.agrees, none.says) == (False, "it has no signature")
     assert (other.agrees, other.severity) == (False, "error")
-    assert other.says == f"none of its 3 signatures is by the key: {ANOTHER_KEY}"
+    assert other.says == f"none of its 6 signatures is by the key: {ANOTHER_KEY}"
 
 
 def test_a_signature_of_another_image_or_of_provenance_alone_is_none(fake, keys):
