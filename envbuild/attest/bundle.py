@@ -140,7 +140,7 @@ def _envelope_by_key(envelope: Any, key: SSlibKey, *, names_key: bool) -> tuple[
         data = Envelope(payload, kind, {}).pae()
     except _MALFORMED:
         standing: Standing = "malformed" if names_key else "unreadable"
-        return SignatureVerdict(standing=standing, says="it is no bundle with a DSSE envelope")
+        return SignatureVerdict(standing=standing, says="it has no DSSE envelope")
     for signature in signatures:
         with suppress(UnverifiedSignatureError):
             key.verify_signature(Signature(key.keyid, signature.hex()), data)

@@ -53,6 +53,7 @@ class GoProgram:
         target = cache_folder() / "clients" / f"{self.name}-{self.version}"
         if target.exists():
             return target
+        target.parent.mkdir(exist_ok=True)
         at = ["go", "mod", "download", "-json", f"{self.module}@{self.version}"]
         found = subprocess.run(at, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True, check=True)
         folder = target.with_name(f"{target.name}.source")

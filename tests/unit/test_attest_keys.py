@@ -105,7 +105,7 @@ def test_a_broken_bundle_that_names_the_key_fails_beside_a_signature_that_holds(
     put(fake, facts.reference, without_envelope(sign_statement(SAYS, signer_of(str(keys[0])), "")))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees, wrong.severity) == (True, False, "error")
-    assert wrong.says == "the signature on a statement does not hold: it is no bundle with a DSSE envelope"
+    assert wrong.says == "the signature on a statement does not hold: it has no DSSE envelope"
 
 
 def test_what_the_key_signed_is_a_statement_new_or_old_or_an_error(fake, keys):
