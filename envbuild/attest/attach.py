@@ -56,7 +56,6 @@ class AttestOptions:
     format: SignatureFormat | None = None
     """None for all formats that the key can be used with."""
 
-    @property
     def formats(self) -> frozenset[str]:
         """The formats to write; UsageError for one that needs a key, without one."""
         if self.key != "keyless":
@@ -110,7 +109,7 @@ def check_key(options: AttestOptions) -> None:
     if options.key:
         from envbuild.attest.keys import signer_of  # noqa: PLC0415 - see above
 
-        assert options.formats, "a key signs in one at least"
+        options.formats()
         signer_of(options.key)
 
 
@@ -199,8 +198,9 @@ def _missing(
     public = signer.public_key
     assert isinstance(public, SSlibKey | Identity)
     statements = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(digest, SIGNED, {}))}
-    in_bundles = statements.keys() - _held(subject.bundles(public)) if "bundle" in options.formats else set()
-    tagged = statements.keys() - _held(subject.tagged(public)) if "legacy" in options.formats else set()
+    formats = options.formats()
+    in_bundles = statements.keys() - _held(subject.bundles(public)) if "bundle" in formats else set()
+    tagged = statements.keys() - _held(subject.tagged(public)) if "legacy" in formats else set()
     image = f"{subject.registry.host}/{subject.repository}"
     artifacts, signatures, new = list[Artifact](), list[TagSignature](), list[SignatureVerdict]()
     for kind, payload in statements.items():
