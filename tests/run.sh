@@ -72,6 +72,9 @@ if [[ $status -eq 0 ]]; then
     stage e2e limited "$most" "$bin/pytest" -q -n 2 --reruns 1 --dist loadfile --no-loadscope-reorder -m "$selected" \
       --durations=15 --basetemp "$work/e2e" tests/e2e
   fi
+  if [[ ${1:-all} == long ]] && command -v go >/dev/null; then
+    stage clients limited 7200 "$bin/python" -m tests.clients
+  fi
 fi
 
 echo "== summary"

@@ -5,9 +5,9 @@ Libraries that are slow to import are imported where a statement or signature is
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from envbuild.attest.statement import (
     BILL,
@@ -21,7 +21,7 @@ from envbuild.attest.statement import (
     provenance,
     statement,
 )
-from envbuild.errors import RegistryError
+from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Descriptor
 from envbuild.oci.reference import Reference
@@ -30,8 +30,17 @@ from envbuild.registry.client import Registry
 from envbuild.registry.referrers import Artifact, Referrer
 from envbuild.report import Reporter
 
+if TYPE_CHECKING:
+    from securesystemslib.signer import SSlibKey
+
+    from envbuild.attest.bundle import SignatureVerdict
+    from envbuild.attest.keys import Identity
+    from envbuild.attest.signature_tags import TagSignature
+
 STATEMENT = "dev.envbuild.statement"
 """The annotation by which envbuild finds its own statements again: `bill` or `provenance`."""
+SignatureFormat = Literal["bundle", "legacy", "both"]
+"""Bundles as referrers, cosign's tags, or both."""
 _TITLES = {BILL_TYPE: "bill of materials", IN_TOTO: "provenance"}
 _MARKS = {BILL_TYPE: "bill", IN_TOTO: "provenance"}
 
@@ -44,6 +53,18 @@ class AttestOptions:
     """Bill of materials and provenance."""
     key: str | None = None
     """What signs: a file with a private key, or `gcpkms://projects/...`; None to sign nothing."""
+    format: SignatureFormat | None = None
+    """None for all formats that the key can be used with."""
+
+    def formats(self) -> frozenset[str]:
+        """The formats to write; UsageError for one that needs a key, without one."""
+        if self.key != "keyless":
+            return frozenset({"bundle", "legacy"} if self.format in (None, "both") else {self.format})
+        if self.format in (None, "bundle"):
+            return frozenset({"bundle"})
+        what = "certificates are only written into bundles"
+        todo = "leave --signature-format out, or sign with a key"
+        raise UsageError(what, where=f"--sign keyless --signature-format {self.format}", todo=todo)
 
 
 def attest(facts: Facts, options: AttestOptions, report: Reporter) -> tuple[Digest, ...]:
@@ -62,9 +83,8 @@ def attest(facts: Facts, options: AttestOptions, report: Reporter) -> tuple[Dige
                 return ()
             statements = _statements(facts)
             artifacts = [artifact for artifact, _ in statements if options.statements and artifact.kind in missing]
-            if options.key:
-                artifacts += _missing_bundles(subject, [payload for _, payload in statements], options.key)
-            return subject.attach(artifacts, report)
+            bundles, signatures = _missing(subject, [payload for _, payload in statements], options)
+            return subject.attach([*artifacts, *bundles], signatures, report)
     except RegistryError as error:
         if options.key:
             raise
@@ -81,7 +101,7 @@ def sign(reference: Reference, options: AttestOptions, report: Reporter) -> tupl
         return ()
     with Registry(reference.registry) as registry:
         subject = Subject.of(registry, reference)
-        return subject.attach(_missing_bundles(subject, [], options.key), report)
+        return subject.attach(*_missing(subject, [], options), report)
 
 
 def check_key(options: AttestOptions) -> None:
@@ -89,12 +109,8 @@ def check_key(options: AttestOptions) -> None:
     if options.key:
         from envbuild.attest.keys import signer_of  # noqa: PLC0415 - see above
 
+        options.formats()
         signer_of(options.key)
-
-
-def bundles_of(registry: Registry, repository: str, subject: Digest, artifacts: Sequence[Referrer]) -> Iterator[bytes]:
-    """Yield the signature bundles of an image; one that cannot be read is empty."""
-    return (referrers.read_artifact(registry, repository, it, subject) for it in artifacts if it.kind == BUNDLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +133,35 @@ class Subject:
         """Whether a statement of an earlier run is there: it describes how these bytes were built, and stays."""
         return any(it.kind == kind and it.annotations.get(STATEMENT) == mark for it in self.artifacts)
 
-    def attach(self, artifacts: Sequence[Artifact], report: Reporter) -> tuple[Digest, ...]:
-        """Attach artifacts and report their kinds."""
+    def bundles(self, key: "SSlibKey | Identity") -> "list[SignatureVerdict]":
+        """Verify the signatures in bundles; errors as `bundle.judge`."""
+        from envbuild.attest.bundle import judge  # noqa: PLC0415 - see above
+
+        digest, bundles = self.descriptor.digest, [it for it in self.artifacts if it.kind == BUNDLE]
+        # A bundle that cannot be read is empty.
+        data = (referrers.read_artifact(self.registry, self.repository, it, digest) for it in bundles)
+        return [judge(it, digest, key) for it in data]
+
+    def tagged(self, key: "SSlibKey | Identity") -> "list[SignatureVerdict]":
+        """Verify the signatures under cosign's tags; RegistryError."""
+        from envbuild.attest.signature_tags import read_signatures  # noqa: PLC0415 - see above
+
+        digest = self.descriptor.digest
+        return [it.judge(digest, key) for it in read_signatures(self.registry, self.repository, digest)]
+
+    def attach(
+        self, artifacts: Sequence[Artifact], signatures: "Sequence[TagSignature]", report: Reporter
+    ) -> tuple[Digest, ...]:
+        """Attach artifacts, and signatures under cosign's tags; report what they are, and return their digests."""
         attached = referrers.attach(self.registry, self.repository, self.descriptor, artifacts)
         if attached:
             report.note(f"attached to the image: {', '.join(_TITLES.get(it.kind, 'signature') for it in artifacts)}")
-        return attached
+        if signatures:
+            from envbuild.attest.signature_tags import attach_signatures  # noqa: PLC0415 - see above
+
+            tags = attach_signatures(self.registry, self.repository, self.descriptor.digest, signatures)
+            report.note(f"signed for clients without bundles, under {' and '.join(tags)}")
+        return *attached, *(it.blob.digest for it in signatures)
 
 
 def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
@@ -143,28 +182,46 @@ def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
     )
 
 
-def _missing_bundles(subject: Subject, payloads: Sequence[bytes], key: str) -> list[Artifact]:
-    """Sign the statements and the image itself, except for kinds that the key has signed before."""
-    from securesystemslib.signer import SSlibKey  # noqa: PLC0415 - see above
+def _missing(
+    subject: Subject, payloads: Sequence[bytes], options: AttestOptions
+) -> "tuple[list[Artifact], list[TagSignature]]":
+    """Sign the statements and the image itself, except for kinds that the key has signed before in the same format."""
+    if not options.key:
+        return [], []
+    from securesystemslib.signer import Signer, SSlibKey  # noqa: PLC0415 - see above
 
-    from envbuild.attest.bundle import judge, sign_statement  # noqa: PLC0415
+    from envbuild.attest.bundle import SignatureVerdict, judge, sign_statement  # noqa: PLC0415
     from envbuild.attest.keys import Identity, signer_of  # noqa: PLC0415
+    from envbuild.attest.signature_tags import TagSignature, envelope_of, sign_image  # noqa: PLC0415
 
-    signer, digest = signer_of(key), subject.descriptor.digest
+    signer, digest, where = signer_of(options.key), subject.descriptor.digest, f"--sign {options.key}"
     public = signer.public_key
     assert isinstance(public, SSlibKey | Identity)
-    bundles = bundles_of(subject.registry, subject.repository, digest, subject.artifacts)
-    verdicts = [judge(bundle, digest, public) for bundle in bundles]
-    signed = {it.kind for it in verdicts if it.standing == "holds"}
-    kinds = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(digest, SIGNED, {}))}
-    artifacts = []
-    for kind in (it for it in kinds if it not in signed):
-        data = sign_statement(kinds[kind], signer, f"--sign {key}")
-        if judge(data, digest, public).standing != "holds":
-            todo = "check that the private and the public key belong together; nothing was attached"
-            what = "the public key does not verify a new signature"
-            raise RegistryError(what, where=f"--sign {key}", todo=todo)
-        # Of cosign's three annotations (specs/BUNDLE_SPEC.md) the time is left out: a key's signature does not need it.
-        marks = {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": kind}
-        artifacts.append(Artifact(kind=BUNDLE, data=data, annotations=marks))
-    return artifacts
+    statements = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(digest, SIGNED, {}))}
+    formats = options.formats()
+    in_bundles = statements.keys() - _held(subject.bundles(public)) if "bundle" in formats else set()
+    tagged = statements.keys() - _held(subject.tagged(public)) if "legacy" in formats else set()
+    image = f"{subject.registry.host}/{subject.repository}"
+    artifacts, signatures, new = list[Artifact](), list[TagSignature](), list[SignatureVerdict]()
+    for kind, payload in statements.items():
+        is_signed = kind in in_bundles or (kind in tagged and kind != SIGNED)
+        data = sign_statement(payload, signer, where) if is_signed else b""
+        if is_signed:
+            new.append(judge(data, digest, public))
+        if kind in in_bundles:
+            # Of cosign's three annotations (specs/BUNDLE_SPEC.md) the time is left out: a key's signature needs none.
+            marks = {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": kind}
+            artifacts.append(Artifact(kind=BUNDLE, data=data, annotations=marks))
+        if kind in tagged:
+            assert isinstance(signer, Signer)
+            made = sign_image(digest, image, signer, where) if kind == SIGNED else envelope_of(data, kind, signer)
+            signatures.append(made)
+            new.append(made.judge(digest, public))
+    if any(it.standing != "holds" for it in new):
+        todo = "check that the private and the public key belong together; nothing was attached"
+        raise RegistryError("the public key does not verify a new signature", where=where, todo=todo)
+    return artifacts, signatures
+
+
+def _held(verdicts: "Sequence[SignatureVerdict]") -> set[str]:
+    return {it.kind for it in verdicts if it.standing == "holds"}

@@ -30,8 +30,8 @@ Standing = Literal["holds", "unreadable", "other-key", "tampered", "malformed", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BundleVerdict:
-    """The verdict on a bundle for a key and an image."""
+class SignatureVerdict:
+    """The verdict on a signature for a key and an image."""
 
     standing: Standing
     kind: str = ""
@@ -66,13 +66,27 @@ def sign_statement(payload: bytes, signer: Signer | KeylessSigner, where: str) -
     return canonical_json(value)
 
 
-def judge(bundle: bytes, subject: Digest, key: SSlibKey | Identity) -> BundleVerdict:
+def judge(bundle: bytes, subject: Digest, key: SSlibKey | Identity) -> SignatureVerdict:
     """Verify a bundle by a key or an identity, and then that its statement is about the subject.
 
     RegistryError and UsageError if an identity's trust root is not available.
     """
-    signed = _by_identity(bundle, key) if isinstance(key, Identity) else _by_key(bundle, key)
-    if isinstance(signed, BundleVerdict):
+    return _about(_by_identity(bundle, key) if isinstance(key, Identity) else _by_key(bundle, key), subject)
+
+
+def judge_envelope(envelope: bytes, hint: object, subject: Digest, key: SSlibKey | Identity) -> SignatureVerdict:
+    """Verify an envelope that is in no bundle, beside which `hint` names its key; then as `judge`."""
+    if isinstance(key, Identity):
+        return SignatureVerdict(standing="other-key", says="it has no certificate of an identity")
+    value: Any = None
+    with suppress(*_MALFORMED):
+        value = json.loads(envelope)
+    return _about(_envelope_by_key(value, key, names_key=hint == hint_of(key)), subject)
+
+
+def _about(signed: tuple[bytes, str] | SignatureVerdict, subject: Digest) -> SignatureVerdict:
+    """Whether what was signed is a statement about the subject; a fault before that stays."""
+    if isinstance(signed, SignatureVerdict):
         return signed
     payload, kind = signed
     try:
@@ -82,14 +96,16 @@ def judge(bundle: bytes, subject: Digest, key: SSlibKey | Identity) -> BundleVer
         subjects = [str(it["digest"]["sha256"]) for it in value["subject"]]
         predicate = str(value["predicateType"])
     except _MALFORMED:
-        return BundleVerdict(standing="malformed", says="the key signed something else than an in-toto statement")
+        return SignatureVerdict(standing="malformed", says="the key signed something else than an in-toto statement")
     if subject.hex not in subjects:
         shown = ", ".join(f"sha256:{it:.64}" for it in subjects[:3])
-        return BundleVerdict(standing="other-image", kind=predicate, says=f"it was signed for another image, {shown}")
-    return BundleVerdict(standing="holds", kind=predicate)
+        return SignatureVerdict(
+            standing="other-image", kind=predicate, says=f"it was signed for another image, {shown}"
+        )
+    return SignatureVerdict(standing="holds", kind=predicate)
 
 
-def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | BundleVerdict:
+def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | SignatureVerdict:
     """Payload and payload type that the identity signed, or the fault."""
     try:
         return identity.verify(bundle)
@@ -99,35 +115,40 @@ def _by_identity(bundle: bytes, identity: Identity) -> tuple[bytes, str] | Bundl
         value = json.loads(bundle)
         certificate = base64.b64decode(value["verificationMaterial"]["certificate"]["rawBytes"], validate=True)
     except _MALFORMED:
-        return BundleVerdict(standing="other-key", says="it has no certificate of an identity")
+        return SignatureVerdict(standing="other-key", says="it has no certificate of an identity")
     if difference := identity.difference(certificate):
-        return BundleVerdict(standing="other-key", says=f"it is by another identity: {difference}")
-    return BundleVerdict(standing="tampered", says=fault, kind=_predicate_type(value.get("dsseEnvelope")))
+        return SignatureVerdict(standing="other-key", says=f"it is by another identity: {difference}")
+    return SignatureVerdict(standing="tampered", says=fault, kind=_predicate_type(value.get("dsseEnvelope")))
 
 
-def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | BundleVerdict:
+def _by_key(bundle: bytes, key: SSlibKey) -> tuple[bytes, str] | SignatureVerdict:
     """Payload and payload type that the key signed, or the fault."""
     value: Any = None
-    names_key = False  # cosign's attestations of other keys have no hint
+    hint: Any = None  # cosign's attestations of other keys have none
     with suppress(*_MALFORMED):
         value = json.loads(bundle)
-        names_key = str(value["verificationMaterial"]["publicKey"]["hint"]) == hint_of(key)
+        hint = value["verificationMaterial"]["publicKey"]["hint"]
+    envelope = value.get("dsseEnvelope") if isinstance(value, dict) else None
+    return _envelope_by_key(envelope, key, names_key=str(hint) == hint_of(key))
+
+
+def _envelope_by_key(envelope: Any, key: SSlibKey, *, names_key: bool) -> tuple[bytes, str] | SignatureVerdict:
+    """Payload and payload type that the key signed, or the fault."""
     try:
-        envelope = value["dsseEnvelope"]
         payload, kind = base64.b64decode(envelope["payload"], validate=True), envelope["payloadType"]
         signatures = [base64.b64decode(it["sig"], validate=True) for it in envelope["signatures"]]
         data = Envelope(payload, kind, {}).pae()
     except _MALFORMED:
         standing: Standing = "malformed" if names_key else "unreadable"
-        return BundleVerdict(standing=standing, says="it is no bundle with a DSSE envelope")
+        return SignatureVerdict(standing=standing, says="it has no DSSE envelope")
     for signature in signatures:
         with suppress(UnverifiedSignatureError):
             key.verify_signature(Signature(key.keyid, signature.hex()), data)
             return payload, kind
     if names_key:
         fault = "the signature does not match: payload or signature was changed"
-        return BundleVerdict(standing="tampered", says=fault, kind=_predicate_type(envelope))
-    return BundleVerdict(standing="other-key", says="it is by another key")
+        return SignatureVerdict(standing="tampered", says=fault, kind=_predicate_type(envelope))
+    return SignatureVerdict(standing="other-key", says="it is by another key")
 
 
 def _predicate_type(envelope: Any) -> str:

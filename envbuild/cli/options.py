@@ -31,6 +31,7 @@ CudaSourceName = Literal["auto", "wheels", "base"]
 BuilderKind = Literal["assemble", "docker", "cloudbuild"]
 ResolverName = Literal["uv", "pip-tools"]
 ImportCheckName = Literal["auto", "always", "never"]
+SignatureFormatName = Literal["bundle", "legacy", "both"]
 FrameworkName = Literal["tensorflow", "torch", "jax", "none"]
 FormatName = Literal[
     "pip-freeze", "pip-list", "pip-inspect", "requirements", "pylock", "uv-lock", "poetry-lock", "pdm-lock",
@@ -119,6 +120,9 @@ class ImageOptions:
     stamp: str | None = option(WHERE, "Stamp the digest on this model: gs://..., or a folder.", "MODEL_URI")
     stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files, recorded, or that may not load.")
     sign: str | None = option(WHERE, "Sign with this private key: PEM, env://VARIABLE, gcpkms://... or keyless.", "KEY")
+    signature_format: SignatureFormatName | None = option(
+        ADVANCED, "With a key: sigstore bundles, cosign's .sig and .att tags, or both, which is the default."
+    )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(
         HOW,
@@ -257,7 +261,7 @@ class BuildOptions:
             find_links=tuple(locks.find_links or ()),
             offline=locks.offline,
             remote_cache=not image.no_remote_cache,
-            attestations=AttestOptions(statements=not image.no_attest, key=image.sign),
+            attestations=AttestOptions(statements=not image.no_attest, key=image.sign, format=image.signature_format),
         )
 
 

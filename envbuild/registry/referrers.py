@@ -5,10 +5,9 @@ Usage". A registry without the API gets an index under the tag `sha256-<hex>`, w
 """
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -19,14 +18,12 @@ from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import MANIFEST_LIMIT, Registry
 from envbuild.registry.pull import fetch_manifest
-from envbuild.retry import Retry
+from envbuild.registry.tag_list import TagList
 
 EMPTY = Descriptor("application/vnd.oci.empty.v1+json", Digest.of(b"{}"), 2)
 """The blob `{}` where an artifact has no config, or no content (manifest.md, "Guidance for an Empty Descriptor")."""
 _MOST = 1000
 """Artifacts of one image that are read: each takes requests."""
-_RETRY = Retry(tries=6, first=0.07, factor=1.5, longest=0.3)
-"""The pause before an index is read again: a client that read it before it was written has written by then."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -78,13 +75,13 @@ def referrers(registry: Registry, repository: str, subject: Digest) -> tuple[Ref
     Both are read: what was attached before the registry had the API is under the tag alone. RegistryError.
     """
     listed = _list_by_api(registry, repository, subject) or []
-    tagged = _entries(_read_index(registry, repository, _referrers_tag(subject)))
+    tagged = _tag_list(registry, repository, subject).entries()
     found = {it.digest: it for it in _parse_entries((*listed, *tagged))}
     if len(found) > _MOST:
         what, named = f"{len(found)} artifacts refer to {subject}, more than {_MOST}", f"{registry.host}/{repository}"
         todo = f"list them: `oras discover {named}@{subject}`; remove old ones: `oras manifest delete {named}@DIGEST`"
         raise RegistryError(what, where=named, todo=todo)
-    return tuple(found.values())
+    return tuple(_with_own_kind(registry, repository, it) for it in found.values())
 
 
 def attach(
@@ -108,7 +105,7 @@ def attach(
             Descriptor(MANIFEST, Digest.of(data), len(data), it.annotations).to_dict() | {"artifactType": it.kind}
             for it, data in zip(artifacts, manifests, strict=True)
         ]
-        _add_to_index(registry, repository, _referrers_tag(subject.digest), entries)
+        _tag_list(registry, repository, subject.digest).extend(entries)
     listed = {it.digest: it for it in referrers(registry, repository, subject.digest)}
     for artifact, data in zip(artifacts, manifests, strict=True):
         found = listed.get(Digest.of(data))
@@ -141,8 +138,10 @@ def read_artifact(registry: Registry, repository: str, referrer: Referrer, subje
         return file.read()
 
 
-def _referrers_tag(subject: Digest) -> str:
-    return f"sha256-{subject.hex}"
+def _tag_list(registry: Registry, repository: str, subject: Digest) -> TagList:
+    instead = "let tags that begin with sha256- move, or push to a registry with the referrers API"
+    tag = f"sha256-{subject.hex}"
+    return TagList(registry=registry, repository=repository, tag=tag, media_type=INDEX, instead=instead)
 
 
 def _list_by_api(registry: Registry, repository: str, subject: Digest) -> list[Mapping[str, Any]] | None:
@@ -159,6 +158,24 @@ def _list_by_api(registry: Registry, repository: str, subject: Digest) -> list[M
         return None  # a proxy's web page
 
 
+def _with_own_kind(registry: Registry, repository: str, referrer: Referrer) -> Referrer:
+    """The referrer with the type in its own manifest, where a list has none or that of the empty config.
+
+    The config's is what go-containerregistry lists, whatever the artifact's type is (pkg/registry/manifest.go).
+    """
+    if referrer.kind not in ("", EMPTY.media_type):
+        return referrer
+    try:
+        kind = json.loads(registry.manifest(repository, str(referrer.digest)).data)["artifactType"]
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+        return referrer
+    except _WRONG:
+        return referrer
+    return replace(referrer, kind=str(kind))
+
+
 def _parse_entries(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
     """The artifacts among the entries of an index; malformed entries are skipped."""
     for entry in entries:
@@ -166,51 +183,3 @@ def _parse_entries(entries: Iterable[Mapping[str, Any]]) -> Iterable[Referrer]:
             kind = str(entry.get("artifactType") or "")
             annotations = {str(name): str(text) for name, text in (entry.get("annotations") or {}).items()}
             yield Referrer(digest=Digest.parse(entry["digest"]), kind=kind, annotations=annotations)
-
-
-def _read_index(registry: Registry, repository: str, tag: str) -> dict[str, Any]:
-    """The index under a tag; an empty one if there is none, RegistryError for another manifest."""
-    try:
-        found = registry.manifest(repository, tag)
-    except RegistryError as error:
-        if error.status != 404:
-            raise
-        return {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
-    try:
-        value = json.loads(found.data)
-        if not isinstance(value["manifests"], list):
-            raise TypeError("no list")
-    except _WRONG as error:
-        todo = "remove that tag, which the OCI specification reserves for referrers"
-        where = f"{registry.host}/{repository}:{tag}"
-        raise RegistryError("the tag names no index of referrers", where=where, todo=todo) from error
-    return dict(value)
-
-
-def _entries(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [it for it in index["manifests"] if isinstance(it, Mapping)]
-
-
-def _add_to_index(registry: Registry, repository: str, tag: str, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Put entries into the index under a tag, beside those of others.
-
-    The protocol has no conditional write. So the index is read again after each write, and written again if another
-    client's index replaced it.
-    """
-    where = f"{registry.host}/{repository}:{tag}"
-    for number in range(1, _RETRY.tries + 1):
-        index = _read_index(registry, repository, tag)
-        there = {it.get("digest") for it in _entries(index)}
-        missing = [it for it in entries if it["digest"] not in there]
-        if not missing:
-            return
-        data = canonical_json(index | {"manifests": [*index["manifests"], *missing]})
-        try:
-            registry.put_manifest(repository, tag, data, INDEX)
-        except RegistryError as error:
-            what = f"{registry.host} has no referrers API, and the tag that replaces it cannot be set: {error.what}"
-            todo = "let tags that begin with sha256- move, or push to a registry with the referrers API"
-            raise RegistryError(what, where=where, todo=todo, status=error.status) from error
-        time.sleep(_RETRY.pause(number))
-    what = f"other clients replaced the list of referrers {_RETRY.tries} times"
-    raise RegistryError(what, where=where, todo="run it again when they are done")

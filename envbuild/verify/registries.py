@@ -141,19 +141,19 @@ def check_public_key(public_key: str) -> None:
 def check_signed(reference: Reference, public_key: Path | str) -> tuple[Finding, ...]:
     """Whether the key has signed what the reference names, with everything beside it that claims to be by the key.
 
+    Both formats count, and what is wrong in either is an error.
+
     The key is a file in PEM, `gcpkms://projects/...`, the PEM text itself, or `keyless:ISSUER=IDENTITY`. RegistryError
     where the registry cannot be asked or has no such image, UsageError for an invalid key.
     """
-    from envbuild.attest.attach import bundles_of  # noqa: PLC0415
-    from envbuild.attest.bundle import judge  # noqa: PLC0415 - its libraries are slow to import
+    from envbuild.attest.attach import Subject  # noqa: PLC0415 - its libraries are slow to import
     from envbuild.attest.keys import Identity, public_key_of  # noqa: PLC0415
-    from envbuild.registry.referrers import referrers, subject_of  # noqa: PLC0415
 
     key = public_key_of(str(public_key))
     with Registry(reference.registry) as registry:
-        subject = subject_of(registry, reference).digest
-        found = referrers(registry, reference.repository, subject)
-        judged = [judge(data, subject, key) for data in bundles_of(registry, reference.repository, subject, found)]
+        image = Subject.of(registry, reference)
+        judged = [*image.bundles(key), *image.tagged(key)]
+    subject = image.descriptor.digest
     held = [it.kind for it in judged if it.standing == "holds"]
     claims = [(it.kind, it.says) for it in judged if it.standing in ("tampered", "malformed", "other-image")]
     others = [it.says for it in judged if it.standing in ("other-key", "unreadable")]

@@ -53,7 +53,8 @@ def test_serving_is_signed_only_on_a_training_image_that_the_key_signed(site, re
     key, public = key_pair(tmp_path)
     other, other_public = key_pair(tmp_path, "other")
     name = f"attacks/{uuid.uuid4().hex}"
-    done = site.build("--push", f"{registry.host}/{name}:train", "--stamp", "model", "--sign", str(key))
+    signing = ("--sign", str(key), "--signature-format", "bundle")
+    done = site.build("--push", f"{registry.host}/{name}:train", "--stamp", "model", *signing)
     assert done.returncode == 0, done.stderr
     trained = Reference.parse(done.stdout.strip())
     with Registry(registry.host) as there:  # whoever may push can empty the list of what is attached
@@ -71,7 +72,7 @@ def test_serving_is_signed_only_on_a_training_image_that_the_key_signed(site, re
 
     assert f"the training image {trained} is not signed by --sign's key: it has no signature" in served(code=16)
     sign(trained, AttestOptions(key=str(other)), Recorder())
-    assert "none of its 1 signatures is by the key" in served(code=16)
+    assert "none of its 2 signatures is by the key" in served(code=16)
     elsewhere = push(image_of([b"another image"]), Reference(registry.host, f"{name}/else")).reference
     sign(elsewhere, AttestOptions(key=str(key)), Recorder())
     with Registry(registry.host) as there:

@@ -45,7 +45,7 @@ def signed(registry, tmp_path) -> tuple[Facts, Path]:
     facts = facts_at(registry.host, f"test/{uuid.uuid4().hex}")
     os.environ["COSIGN_PASSWORD"] = "letmein"
     try:
-        assert len(attest(facts, AttestOptions(key=str(private)), Recorder())) == 5
+        assert len(attest(facts, AttestOptions(key=str(private)), Recorder())) == 8
     finally:
         del os.environ["COSIGN_PASSWORD"]
     return facts, public

@@ -90,6 +90,8 @@ class FakeRegistry(WebServer):
         self.identity_token, self.anonymous_pull = identity_token, anonymous_pull
         self.referrers = referrers
         """Whether it lists what refers to an image, two at a time; many registries do not."""
+        self.lists_config_types = False
+        """Whether the list has each config's media type as the artifact's, as go-containerregistry's registry."""
         self.subjects = 0
         """The status that answers artifacts with a subject, which are not stored then; 0 stores them, -1 never answers."""
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
@@ -391,6 +393,8 @@ class _Handler(WebHandler):
             if (value.get("subject") or {}).get("digest") == digest:
                 described = {"mediaType": media_type, "digest": own, "size": len(data)}
                 more = {key: value[key] for key in ("artifactType", "annotations") if key in value}
+                if self.registry.lists_config_types:
+                    more["artifactType"] = value["config"]["mediaType"]
                 entries.append(described | more)
         start = int(self.query.get("from", ["0"])[0])
         index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries[start : start + 2]}

@@ -132,7 +132,7 @@ def test_a_serving_image_is_signed_only_on_a_training_image_that_the_key_signed(
     sign(trained, AttestOptions(key=str(other)), Recorder())
     parent_key = ("--parent-key", str(public))
     for options in ((), ("--variant", "cpu", "--slim"), parent_key):
-        refused("none of its 1 signatures is by the key", *options)
+        refused("none of its 2 signatures is by the key", *options)
     # A signature by the right key for another image, put beside this one.
     elsewhere = facts_of(site.host).reference
     sign(elsewhere, AttestOptions(key=str(key)), Recorder())

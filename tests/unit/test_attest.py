@@ -133,10 +133,10 @@ def test_each_push_attaches_what_is_missing_and_nothing_twice(tmp_path, listed):
         assert len(attest(facts, AttestOptions(), said)) == 2
         later = replace(facts, finished=STARTED + timedelta(days=1))
         assert attest(later, AttestOptions(), said) == ()
-        assert len(attest(later, AttestOptions(key=str(key)), said)) == 3
+        assert len(attest(later, AttestOptions(key=str(key)), said)) == 6
         assert attest(later, AttestOptions(key=str(key)), said) == ()
         assert sign(facts.reference, AttestOptions(key=str(key)), said) == ()
-        assert len(attest(later, AttestOptions(key=str(key_pair(tmp_path, "other")[0])), said)) == 3
+        assert len(attest(later, AttestOptions(key=str(key_pair(tmp_path, "other")[0])), said)) == 6
         assert len(attached(fake)) == 8
     assert said.warnings == []
 
@@ -145,7 +145,7 @@ def test_an_index_is_signed_and_nothing_else_is_said_of_it(fake, tmp_path):
     key, _ = key_pair(tmp_path)
     reference = facts_of(fake.host).reference
     assert sign(reference, AttestOptions(), Recorder()) == ()
-    assert len(sign(reference, AttestOptions(key=str(key)), Recorder())) == 1
+    assert len(sign(reference, AttestOptions(key=str(key), format="bundle"), Recorder())) == 1
     [bundle] = attached(fake)
     payload = json.loads(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]))
     assert (payload["predicateType"], payload["predicate"]) == ("https://sigstore.dev/cosign/sign/v1", {})

@@ -245,8 +245,8 @@ def test_signatures_by_a_key_and_by_an_identity_lie_beside_each_other(instance, 
     private, public = key_pair(tmp_path)
     with FakeRegistry() as registry:
         facts = facts_of(registry.host)
-        for key in (str(private), "keyless"):
-            assert len(attest(facts, AttestOptions(statements=False, key=key), Recorder())) == 3
+        for key, new in ((str(private), 6), ("keyless", 3)):
+            assert len(attest(facts, AttestOptions(statements=False, key=key), Recorder())) == new
         for by in (public, SIGNED_BY):
             [finding] = check_signed(facts.reference, by)
             assert finding.agrees
@@ -258,6 +258,14 @@ def test_another_job_signs_beside_the_first(instance, monkeypatch):
         attest(facts, AttestOptions(statements=False, key="keyless"), Recorder())
         monkeypatch.setenv("SIGSTORE_ID_TOKEN", instance.token("acme/ml/.github/workflows/other.yml@refs/heads/main"))
         assert len(attest(facts, AttestOptions(statements=False, key="keyless"), Recorder())) == 3
+
+
+@pytest.mark.parametrize("kind", ["legacy", "both"])
+def test_an_identity_signs_in_bundles_alone(kind):
+    check_key(AttestOptions())
+    with pytest.raises(UsageError, match="only written into bundles") as caught:
+        check_key(AttestOptions(key="keyless", format=kind))
+    assert caught.value.where == f"--sign keyless --signature-format {kind}"
 
 
 def test_without_a_ci_identity_it_says_what_to_set_up(instance, monkeypatch):

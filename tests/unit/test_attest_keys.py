@@ -105,7 +105,7 @@ def test_a_broken_bundle_that_names_the_key_fails_beside_a_signature_that_holds(
     put(fake, facts.reference, without_envelope(sign_statement(SAYS, signer_of(str(keys[0])), "")))
     good, wrong = check_signed(facts.reference, keys[1])
     assert (good.agrees, wrong.agrees, wrong.severity) == (True, False, "error")
-    assert wrong.says == "the signature on a statement does not hold: it is no bundle with a DSSE envelope"
+    assert wrong.says == "the signature on a statement does not hold: it has no DSSE envelope"
 
 
 def test_what_the_key_signed_is_a_statement_new_or_old_or_an_error(fake, keys):
@@ -230,7 +230,7 @@ def test_what_is_not_signed_or_by_another_key_says_so(fake, keys, tmp_path):
     [other] = check_signed(facts.reference, key_pair(tmp_path, "other")[1])
     assert (none.agrees, none.says) == (False, "it has no signature")
     assert (other.agrees, other.severity) == (False, "error")
-    assert other.says == f"none of its 3 signatures is by the key: {ANOTHER_KEY}"
+    assert other.says == f"none of its 6 signatures is by the key: {ANOTHER_KEY}"
 
 
 def test_a_signature_of_another_image_or_of_provenance_alone_is_none(fake, keys):

@@ -32,9 +32,10 @@ def tag_of(reference: Reference) -> str:
     return f"sha256-{reference.digest.hex}"
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_what_is_attached_is_found_again_and_attached_once(listed):
+@pytest.mark.parametrize(("listed", "as_config"), [(True, False), (True, True), (False, False)])
+def test_what_is_attached_is_found_again_and_attached_once(listed, as_config):
     with FakeRegistry(referrers=listed) as fake, Registry(fake.host) as registry:
+        fake.lists_config_types = as_config
         reference = pushed(fake)
         subject = subject_of(registry, reference)
         artifacts = [artifact(text, about=text) for text in ("one", "two", "three")]
@@ -141,7 +142,7 @@ def test_a_tag_of_somebody_elses_image_is_left_alone():
         reference = pushed(fake)
         push(image_of(), Reference(fake.host, NAME, tag_of(reference)))
         before = dict(fake.tags)
-        with pytest.raises(RegistryError, match="names no index of referrers"):
+        with pytest.raises(RegistryError, match="names no list of referrers"):
             attach(registry, NAME, subject_of(registry, reference), [artifact("one")])
         assert fake.tags == before
 
