@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES, MOST_MODULES = 59_160, 262
+MOST_LINES, MOST_MODULES = 59_323, 262
 """Of the whole program."""
 
 
