@@ -90,7 +90,7 @@ def test_a_real_model_predicts_the_same_from_a_slim_image(tmp_path, envbuild, en
     gone = json.loads(after.config)["config"]["Labels"][SLIM_LABEL].split(",")
     assert {"ipykernel", "pytest", "matplotlib"} <= set(gone)
     print(f"{(shared := share(before, after)):.0%} of the bytes")
-    assert shared > 0.6
+    assert shared > 0.1  # the base, and layers without such files
     stamp = read_stamp(str(tmp_path / "model"))
     assert stamp is not None
     assert {it.role for it in stamp.images} == {"train", "serve"}
