@@ -20,6 +20,8 @@ DRIVER_LABEL = "dev.envbuild.driver"
 """The lowest NVIDIA driver for the CUDA in the image."""
 SLIM_LABEL = "dev.envbuild.slim"
 """The distributions that a slim image leaves out, as only training uses them."""
+SLIM_FILES_LABEL = "dev.envbuild.slim-files"
+"""The rules by which a slim image leaves out files of its distributions."""
 SLIM_OF_LABEL = "dev.envbuild.slim-of"
 """The id of the whole environment of a slim one."""
 PREFIX = "/opt/env"
@@ -123,7 +125,11 @@ class Recipe:
             "user": self.user,
             "variables": dict(self.variables),
             "labels": dict(self.labels),
-            "wheels": [{"filename": wheel.filename, "sha256": str(wheel.sha256)} for wheel in self.wheels],
+            "wheels": [
+                {"filename": wheel.filename, "sha256": str(wheel.sha256)}
+                | ({"left_out": wheel.left_out} if wheel.left_out else {})
+                for wheel in self.wheels
+            ],
         }
 
 

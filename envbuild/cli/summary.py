@@ -198,6 +198,7 @@ def serving_result(served: "ServeResult", seconds: float) -> dict[str, Any]:
         "environment": str(origin.environment),
         "added": [f"{it.name}=={it.version}" for it in served.above.wheels],
         "dropped": list(served.slimmed.dropped) if served.slimmed else [],
+        "left_out": list(map(str, served.slimmed.files)) if served.slimmed else [],
         "found": served.found,
         "layers": [_layer_result(layer) for layer in served.image.layers],
         "findings": [it.to_dict() for it in served.findings],
@@ -237,8 +238,8 @@ def serving_rows(served: "ServeResult") -> Iterator[Row]:
     yield "size", decimal(before), decimal(after)
     for wheel in served.above.wheels:
         yield wheel.name, "", wheel.version
-    for line in served.slimmed.dropped if served.slimmed else ():
-        what, _, why = line.partition(": ")
+    for line in (*served.slimmed.dropped, *map(str, served.slimmed.files)) if served.slimmed else ():
+        what, _, why = line.rpartition(": ")
         yield what, "there", f"left out: {why}"
     for finding in served.findings:
         yield finding.about, finding.wanted, f"{'ok' if finding.agrees else finding.severity}: {finding.says}"

@@ -258,7 +258,7 @@ def find_overlap_note(recipe: Recipe, cache: LayerCache) -> list[Overlap] | None
 
 
 def _overlap_note_key(recipe: Recipe) -> Digest:
-    wheels = [[wheel.filename, str(wheel.sha256)] for wheel in recipe.wheels]
+    wheels = [wheel.content_key for wheel in recipe.wheels]
     value = ["overlaps of", recipe.layer_format, recipe.prefix, recipe.target.python_minor, wheels]
     return Digest.of(canonical_json([*value, *recipe.owners]))
 

@@ -118,11 +118,14 @@ class FactReader:
         files = self.files(wheel)
         return None if files is None else frozenset(filter(None, map(_top_level, files)))
 
-    def files(self, wheel: WheelFile) -> tuple[str, ...] | None:
-        """The paths in a wheel; None where its server sends no ranges. LockError when it is not a wheel."""
+    def files(self, wheel: WheelFile) -> Mapping[str, int] | None:
+        """The size of each file of a wheel, by its path; None where its server sends no ranges.
+
+        LockError when it is not a wheel.
+        """
         try:
             with _open_wheel(wheel, self._find_intact_file(wheel), self._client) as (archive, _):
-                return tuple(archive.namelist())
+                return {it.filename: it.file_size for it in archive.infolist()}
         except UnreadableError:
             return None
 

@@ -85,6 +85,7 @@ def pylock_text(
         f"machine = {toml_string(target.machine)}",
         f"glibc = {toml_string(target.glibc)}",
         *_names_line("slim", lock.slim),
+        *_names_line("slim-files", lock.slim_files),
         *_names_line("dropped", lock.dropped),
         *_names_line("direct", lock.direct),
         *([f"exclude-newer = {toml_string(lock.as_of)}"] if lock.as_of else []),
@@ -225,6 +226,7 @@ class _Table:
     glibc: Text
     exclude_newer: str | None = None
     slim: tuple[str, ...] = ()
+    slim_files: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     drop_reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
@@ -251,6 +253,7 @@ def _lock(parsed: Pylock, folder: Path | None) -> Lock:
         owners=tuple(sorted(table.owners.items())),
         base=tuple(sorted(table.base.items())),
         slim=tuple(sorted(table.slim)),
+        slim_files=tuple(sorted(table.slim_files)),
         dropped=tuple(sorted(table.dropped)),
         drop_reasons=tuple(sorted((name, reason) for reason, its in table.drop_reasons.items() for name in its)),
         direct=tuple(it for it in sorted(table.direct) if it in wheels and _ADDRESS.fullmatch(wheels[it].url)),

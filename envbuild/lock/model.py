@@ -14,6 +14,7 @@ from envbuild.errors import UsageError
 from envbuild.match.stack import Stack
 from envbuild.oci.digest import Digest
 from envbuild.validation import read_values
+from envbuild.wheel.install import FilePattern
 from envbuild.wheel.name import parsed_wheel
 
 PACKAGE_NAME, PACKAGE_VERSION = r"[a-z0-9][a-z0-9+.-]+", r"[0-9][0-9A-Za-z.+~:-]*"
@@ -65,6 +66,13 @@ class LockedWheel:
     """Bytes."""
     url: str
     """Its address, without credentials and query; not part of the wheel's identity."""
+    left_out: tuple[FilePattern, ...] = ()
+    """Which of its files are not installed."""
+
+    @property
+    def content_key(self) -> tuple[str | tuple[FilePattern, ...], ...]:
+        """What decides the files that it installs."""
+        return (self.filename, str(self.sha256), *([self.left_out] if self.left_out else []))
 
     @property
     def label(self) -> str | None:
@@ -125,6 +133,8 @@ class Lock:
     """What was added to an incomplete record as of another date than its own, or without one."""
     slim: tuple[str, ...] = field(default=(), compare=False)
     """Names of the distributions of the run that were left out, as only training uses them; sorted."""
+    slim_files: tuple[str, ...] = field(default=(), compare=False)
+    """The rules by which files of the wheels were left out, as no program that serves opens them; sorted."""
     direct: tuple[str, ...] = field(default=(), compare=False)
     """Names of wheels that came from an address of their own, which no index need have; sorted."""
     dropped: tuple[str, ...] = field(default=(), compare=False)

@@ -197,9 +197,9 @@ def _slimmed(
     """Say what the image does without; None where nothing serves training alone."""
     code = {path: file for it in contents for path, file in it.files.items() if path.startswith(f"{APP_FOLDER}/")}
     slim = find_slimmed(order, origin, server, above, code, report)
-    if slim.dropped:
+    if slim.dropped or slim.files:
         return slim
-    report.note("no distribution serves training alone")
+    report.note("no distribution and no file serves training alone")
     return None
 
 

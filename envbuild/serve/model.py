@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from envbuild.build.request import BuildRequest
+from envbuild.errors import counted
 from envbuild.image.child import Parent
 from envbuild.lock.model import Lock
 from envbuild.manifest.model import TrainingManifest
@@ -125,15 +126,40 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Files of the wheels that a slim image does without."""
+
+    rule: str
+    """`headers`."""
+    why: str
+    count: int
+    size: int
+    """Bytes, unpacked."""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {counted(self.count, 'file')}, {self.size / 1e6:.1f} MB: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slimmed:
     """What a slim image does without."""
 
     lock: Lock
-    """What is left."""
+    """What is left; its wheels say which of their files are left out."""
     dropped: tuple[str, ...]
     """`tensorboard 2.15.1: only training writes summaries`."""
     saved: int
     """Bytes of the wheels that are left out."""
+    files: tuple[LeftOut, ...] = ()
+    """By rule."""
+
+    @property
+    def losses(self) -> str:
+        """`2 distributions, 3.1 MB of wheels, and 8032 files, 151.3 MB`."""
+        wheels = f"{counted(len(self.dropped), 'distribution')}, {self.saved / 1e6:.1f} MB of wheels,"
+        number, size = sum(it.count for it in self.files), sum(it.size for it in self.files)
+        files = f"{counted(number, 'file')}, {size / 1e6:.1f} MB,"
+        return " and ".join([*([wheels] if self.dropped else []), *([files] if self.files else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

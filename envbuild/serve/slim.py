@@ -1,10 +1,14 @@
-"""The training environment without what only training uses: what that is, and the image of what is left."""
+"""The training environment without what only training uses: what that is, and the image of what is left.
+
+Distributions are left out, and files of the others that no program opens when it serves.
+"""
 
 import ast
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +26,19 @@ from envbuild.image.layers.plan import plan_layers
 from envbuild.image.rebase import BYTECODE_LINE, ENVIRONMENT_LINE, named_base, named_compression
 from envbuild.lock.dependencies import Declared, find_needed, marker_environment, read_declared
 from envbuild.lock.download import Downloads
-from envbuild.lock.model import Lock
+from envbuild.lock.index import in_parallel
+from envbuild.lock.model import Lock, LockedWheel
 from envbuild.lock.resolution import open_session
 from envbuild.manifest.model import TrainingManifest
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Layer, canonical_json, history_lines
-from envbuild.recipe import PREFIX, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
+from envbuild.recipe import PREFIX, SLIM_FILES_LABEL, SLIM_LABEL, SLIM_OF_LABEL, Base, Recipe
 from envbuild.registry.shared_cache import SharedCache
 from envbuild.report import Reporter
-from envbuild.serve.model import Gate, Origin, ServeOrder, Server, Slimmed
-from envbuild.verify.environment import Pattern, listed, training_only
+from envbuild.serve.model import Gate, LeftOut, Origin, ServeOrder, Server, Slimmed
+from envbuild.verify.environment import FileRule, Pattern, file_rules, listed, training_only
 from envbuild.verify.findings import Finding
+from envbuild.wheel.install import FilePattern
 
 _WITHOUT = "build without --slim"
 _NAMED = 3
@@ -63,12 +69,35 @@ def find_slimmed(
         brought = {it.name: session.reader.modules(it) for it in candidates}
         # A wheel whose modules are not known may be imported.
         used = [name for name, its in brought.items() if its is None or not modules.isdisjoint(its)]
-    found = slimmed(lock, origin.manifest, (*kept, *used), declared, training_only())
-    for line in found.dropped:
+        found = slimmed(lock, origin.manifest, (*kept, *used), declared, training_only())
+        names = {it.name for it in (*found.lock.wheels, *above.wheels)}
+        rules = [it for it in file_rules() if not any(fnmatchcase(name, one) for name in names for one in it.unless)]
+        contents = in_parallel(session.reader.files, found.lock.wheels)
+    found = trim(found, rules, contents)
+    for line in (*found.dropped, *map(str, found.files)):
         report.note(f"left out: {line}")
     for name in used:
         report.note(f"kept, as the application imports it: {name}")
     return found
+
+
+def trim(slim: Slimmed, rules: Sequence[FileRule], contents: Iterable[Mapping[str, int] | None]) -> Slimmed:
+    """Leave out the files that the rules name; `contents` are the sizes by path of each wheel, None where not known.
+
+    A wheel that has no such file stays as it is, so that its layer does.
+    """
+    wheels, found = list[LockedWheel](), {it.name: LeftOut(rule=it.name, why=it.why, count=0, size=0) for it in rules}
+    for wheel, files in zip(slim.lock.wheels, contents, strict=True):
+        patterns = list[FilePattern]()
+        for rule in rules:
+            sizes = [size for path, size in (files or {}).items() if rule.pattern.matches(path)]
+            one = found[rule.name]
+            found[rule.name] = replace(one, count=one.count + len(sizes), size=one.size + sum(sizes))
+            patterns += [rule.pattern] if sizes else []
+        wheels.append(replace(wheel, left_out=tuple(patterns)))
+    files_left_out = tuple(it for it in found.values() if it.count)
+    names = tuple(sorted(it.rule for it in files_left_out))
+    return replace(slim, lock=replace(slim.lock, wheels=tuple(wheels), slim_files=names), files=files_left_out)
 
 
 def imports_of(code: Mapping[str, bytes | Path]) -> frozenset[str]:
@@ -100,7 +129,7 @@ def slim_parent(
     # Layers that are made here are named otherwise.
     layers = [replace(it, created_by=line) for it, line in zip(parent.image.layers, lines, strict=True)]
     base = _base(parent, config, tuple(layers[:count]), recipe.python_path)
-    report.step(f"assembling the environment without {len(slim.dropped)} distributions")
+    report.step(f"assembling the environment without {slim.losses.removesuffix(',')}")
     cache = LayerCache(order.build_request.cache, shared, report.note, recipe.compression)
     theirs = {it.descriptor.digest: it for it in layers}
 
@@ -114,10 +143,7 @@ def slim_parent(
     image = replace(made, layers=tuple(theirs.get(it.descriptor.digest, it) for it in made.layers))
     same = [it.descriptor.size for it in image.layers if it.descriptor.digest in theirs]
     share = sum(same) / sum(it.descriptor.size for it in image.layers)
-    report.note(
-        f"{slim.saved / 1e6:.1f} MB of wheels are left out; {len(same)} of {len(image.layers)} layers, {share:.0%} of "
-        "the bytes, are the training image's"
-    )
+    report.note(f"{len(same)} of {len(image.layers)} layers, {share:.0%} of the bytes, are the training image's")
     return Parent(image=image, lock=slim.lock, python=recipe.python_path)
 
 
@@ -125,7 +151,9 @@ def _recipe(origin: Origin, lock: Lock, config: Mapping[str, Any]) -> Recipe:
     """The recipe of what is left of an environment, on the training image's base."""
     parent, inner = origin.parent, config.get("config") or {}
     name, digest = named_base(parent.image)
-    labels = dict(inner.get("Labels") or {}) | {SLIM_LABEL: ",".join(lock.slim), SLIM_OF_LABEL: str(origin.environment)}
+    own = {SLIM_LABEL: ",".join(lock.slim), SLIM_FILES_LABEL: ",".join(lock.slim_files)}
+    labels = dict(inner.get("Labels") or {}) | {name: names for name, names in own.items() if names}
+    labels[SLIM_OF_LABEL] = str(origin.environment)
     return Recipe(
         base_name=name,
         base_digest=Digest.parse(digest) if digest else parent.digest,
@@ -268,7 +296,7 @@ def commanded(words: Iterable[str]) -> frozenset[str]:
 
 def proof_of(slim: Slimmed, findings: Iterable[Finding], gate: Gate) -> Finding:
     """Whether the gate compared the golden sample with the slim image; where it is required, an error if not."""
-    without = f"{len(slim.dropped)} distributions, {slim.saved / 1e6:.1f} MB of wheels, are left out"
+    without = f"{slim.losses} are left out"
     finding = partial(Finding, about="slim", rule="slim-proof")
     if any(it.agrees and it.id in _PROOFS for it in findings):
         return finding(agrees=True, says=f"{without}, and predictions are those that were recorded")
@@ -276,6 +304,6 @@ def proof_of(slim: Slimmed, findings: Iterable[Finding], gate: Gate) -> Finding:
         agrees=False,
         severity="error" if gate == "require" else "warning",
         says=f"{without}, and nothing shows that predictions are the same without them",
-        why="a program that imports one of them fails or computes something else, and nothing tested it",
+        why="a program that imports or opens one of them fails or computes something else, and nothing tested it",
         todo="record golden inputs with the run and build where an engine is (docs/golden.md), or build without --slim",
     )

@@ -11,6 +11,7 @@ from csv import Error
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, reduce
+from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
@@ -26,10 +27,12 @@ from envbuild.match.profiles import read_profile, read_toml
 from envbuild.match.run import CUDA_WHEEL, JAX_PLUGIN
 from envbuild.oci.image import Image
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, resolve
-from envbuild.recipe import SLIM_LABEL
+from envbuild.recipe import SLIM_FILES_LABEL, SLIM_LABEL
 from envbuild.verify.findings import Finding
 from envbuild.verify.sources import frameworks_of
+from envbuild.wheel.install import FilePattern, read_record, write_record
 
+T = TypeVar("T")
 LIBRARY = re.compile(r"(?:.*/)?[^/]+\.so[.\d]*")
 _INFO = re.compile(r"((?:(.*)/)?((?:site|dist)-packages)/([^/-]+)-([^/]+)\.dist-info)/(METADATA|RECORD)")
 """dist-info directly in site-packages; below it are copies that a distribution has of others for itself."""
@@ -56,6 +59,8 @@ class Distribution:
     """Digests of what each RECORD lists; None for a folder without a readable one."""
     changed: set[tuple[str, bytes]] = field(default_factory=set)
     """Path in site-packages and digest of each file that is not as RECORD has it; no digest for a missing one."""
+    records: list[str] = field(default_factory=list)
+    """Their RECORDs, as text."""
     sites: set[str] = field(default_factory=set)
     metadata: str = ""
     layer: str = ""
@@ -102,6 +107,7 @@ class Environment:
                 if match[6] == "METADATA":
                     found.metadata = decoded(node.text)
                 else:
+                    found.records.append(decoded(node.text))
                     found.contents.add(record_content(decoded(node.text)))
                     self._read_record(path, node, found)
 
@@ -239,12 +245,42 @@ class _Group:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FileRule:
+    """One kind of files that no program opens when a model is served."""
+
+    name: str
+    why: str
+    files: tuple[str, ...]
+    """Shell patterns of their names."""
+    folders: tuple[str, ...] = ()
+    """Names of folders, one of which they lie in; empty for any folder."""
+    unless: tuple[str, ...] = ()
+    """Shell patterns of distributions; in an environment with one of these the rule does not apply."""
+
+    @property
+    def pattern(self) -> FilePattern:
+        """Which files these are."""
+        return FilePattern(self.files, self.folders)
+
+
 @cache
 def training_only() -> tuple[Pattern, ...]:
-    """The list that the rule goes by, `profiles/slim.toml`; MatchError where it cannot be read."""
-    path = data_folder("profiles") / "slim.toml"
-    groups = read_profile(path, read_toml(path), "training_only", tuple[_Group, ...])
+    """The distributions that `profiles/slim.toml` lists; MatchError where it cannot be read."""
+    groups = _read_slim_profile("training_only", tuple[_Group, ...])
     return tuple(Pattern(name, it.why) for it in groups for name in it.names)
+
+
+@cache
+def file_rules() -> tuple[FileRule, ...]:
+    """The rules for files that `profiles/slim.toml` lists; MatchError where it cannot be read."""
+    return _read_slim_profile("file_rule", tuple[FileRule, ...])
+
+
+def _read_slim_profile(key: str, kind: type[T]) -> T:
+    path = data_folder("profiles") / "slim.toml"
+    found: T = read_profile(path, read_toml(path), key, kind)
+    return found
 
 
 def listed(names: Iterable[str], patterns: Collection[Pattern]) -> dict[str, str]:
@@ -261,7 +297,7 @@ def slim_changes(
     That is what nothing in it requires, and what is on the list or required only by what is on it and left out too.
     """
     config = json.loads(serve.config)
-    if not ((config.get("config") or {}).get("Labels") or {}).get(SLIM_LABEL):
+    if not _labels(serve).get(SLIM_LABEL):
         return ()
     missing = {it.name: it for it in changes if not it.after}
     machine = "aarch64" if config.get("architecture") == "arm64" else "x86_64"
@@ -277,11 +313,44 @@ def slim_changes(
     return tuple(it for name, it in missing.items() if name in names)
 
 
-def slim_finding(packages: Sequence[PackageChange]) -> Finding:
-    """The warning about what a slim image lacks."""
+def trimmed_packages(
+    changes: Iterable[PackageChange], before: Environment, after: Environment, serve: Image
+) -> tuple[PackageChange, ...]:
+    """What differs only in files that the image leaves out by the rules that its label names."""
+    patterns = [it.pattern for it in file_rules() if it.name in slim_files(serve)]
+
+    def is_trimmed(change: PackageChange) -> bool:
+        old, new = (it.distributions.get(change.name, Distribution()) for it in (before, after))
+        contents = {record_content(_without(text, patterns)) for text in old.records}
+        changed = {it for it in old.changed if not any(pattern.matches(it[0]) for pattern in patterns)}
+        return (old.versions, contents, changed) == (new.versions, new.contents, new.changed)
+
+    return tuple(it for it in changes if patterns and is_trimmed(it))
+
+
+def slim_files(image: Image) -> tuple[str, ...]:
+    """The names of the rules by which an image leaves out files, as its label has them."""
+    return tuple(filter(None, _labels(image).get(SLIM_FILES_LABEL, "").split(",")))
+
+
+def _labels(image: Image) -> dict[str, str]:
+    return (json.loads(image.config).get("config") or {}).get("Labels") or {}
+
+
+def _without(record: str, patterns: Sequence[FilePattern]) -> str:
+    rows = read_record(record)
+    return write_record(row for row in rows if not any(it.matches(row.path) for it in patterns)).decode()
+
+
+def slim_finding(
+    packages: Sequence[PackageChange], trimmed: Sequence[PackageChange] = (), rules: Sequence[str] = ()
+) -> Finding:
+    """The warning about what a slim image lacks: distributions, and files of the `trimmed` ones by these rules."""
     those = tuple(f"{it.name} {it.before}" for it in packages)
     more = f" and {len(those) - _SHOWN} more" if len(those) > _SHOWN else ""
-    without = f"{counted(len(those), 'distribution')} that only training uses: {', '.join(those[:_SHOWN])}{more}"
+    names = f"{counted(len(those), 'distribution')} that only training uses: {', '.join(those[:_SHOWN])}{more}"
+    files = f"{', '.join(rules)} of {counted(len(trimmed), 'distribution')}"
+    without = "; and without ".join([*([names] if those else []), *([files] if trimmed else [])])
     return Finding(
         about="slim", rule="shared-slim", agrees=False, severity="warning", says=f"serving is slim, without {without}",
         why=_WHY, todo=_TODO, packages=those,

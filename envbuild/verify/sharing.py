@@ -36,7 +36,9 @@ from envbuild.verify.environment import (
     public,
     same_content,
     slim_changes,
+    slim_files,
     slim_finding,
+    trimmed_packages,
 )
 from envbuild.verify.findings import Finding, Severity
 from envbuild.verify.sources.image import DEFAULT_PATH, model_place
@@ -419,7 +421,8 @@ class _Images:
 def _differences(images: _Images, before: Environment, after: Environment) -> Iterator[Finding]:
     changes = list(changed_packages(before, after))
     gpu, slim = gpu_changes(changes, before, after), slim_changes(changes, before, after, images.serve)
-    packages = [it for it in changes if it not in (*gpu, *slim) and it.name not in INSTALLERS]
+    trimmed = trimmed_packages([it for it in changes if it not in gpu], before, after, images.serve)
+    packages = [it for it in changes if it not in (*gpu, *slim, *trimmed) and it.name not in INSTALLERS]
     files = {"python": changed_interpreter(before, after), "site-packages": changed_site_files(before, after)}
     wrong = [*map(str, packages), *(f"{about} ({list_paths(paths)})" for about, paths in files.items() if paths)]
     if wrong:
@@ -446,7 +449,10 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
             about="variant", rule="shared-variant", agrees=False, severity="warning", says=says, wanted="gpu",
             found="cpu", why=_CPU_WHY, todo=_CPU_TODO, packages=tuple(f"{it.name} {it.before}" for it in gpu),
         )  # fmt: skip
-    system = [*(str(it) for it in changes if it.name in INSTALLERS), *filter(None, (changed_libc(before, after),))]
+    system = [
+        *(str(it) for it in changes if it.name in INSTALLERS and it not in trimmed),
+        *filter(None, (changed_libc(before, after),)),
+    ]
     if system:
         yield Finding(
             about="system", rule="shared-system", agrees=False, severity="warning",
@@ -455,8 +461,8 @@ def _differences(images: _Images, before: Environment, after: Environment) -> It
     added = [f"{it} {one.version}" for it, one in after.distributions.items() if it not in before.distributions]
     if images.begins or added:
         yield _addition(images, added)
-    if slim:
-        yield slim_finding(slim)
+    if slim or trimmed:
+        yield slim_finding(slim, trimmed, slim_files(images.serve))
 
 
 def _sharing(images: _Images, says: str) -> Finding:

@@ -11,11 +11,12 @@ import posixpath
 import re
 import struct
 from base64 import b64decode, b64encode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
 from email.policy import compat32
+from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
@@ -61,6 +62,21 @@ _Wheel = TypeVar("_Wheel")
 
 Fingerprint = Mapping[bytes, bytes]
 """A hash of the content by a hash of the path, for folders too: it shows which wheels cannot overlap."""
+
+
+class FilePattern(NamedTuple):
+    """Files of these names in folders of these names, or in all folders."""
+
+    names: tuple[str, ...]
+    """Shell patterns."""
+    folders: tuple[str, ...] = ()
+
+    def matches(self, path: str) -> bool:
+        """Whether a path of a wheel, or of site-packages, is one of them."""
+        *folders, name = path.split("/")
+        if self.folders and set(self.folders).isdisjoint(folders):
+            return False
+        return any(fnmatchcase(name, it) for it in self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +127,11 @@ class Scheme:
         return {"purelib": site, "platlib": site, "scripts": "bin", "headers": headers, "data": ""}.get(key)
 
 
-def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile]:
-    """List the files that installing this wheel writes, sorted by path; WheelError if it cannot be installed."""
+def installed_files(archive: WheelArchive, scheme: Scheme, left_out: Sequence[FilePattern] = ()) -> list[InstalledFile]:
+    """List the files that installing this wheel writes, sorted by path; WheelError if it cannot be installed.
+
+    Its RECORD does not list what is `left_out`.
+    """
     name, info = _identity(archive)
     try:
         member = archive.find(f"{info}/entry_points.txt")
@@ -126,7 +145,7 @@ def installed_files(archive: WheelArchive, scheme: Scheme) -> list[InstalledFile
     generated = {f"{info}/INSTALLER", f"{info}/RECORD", f"{info}/REQUESTED", f"{info}/direct_url.json"}
     for member in archive.members:
         file = None if member.name in generated else _place(archive, member, name, scheme, scripts)
-        if file is None:
+        if file is None or any(it.matches(member.name) for it in left_out):
             continue
         if file.path in files:
             raise archive.refuse(f"{member.name} would be installed to {file.path}, where another of its files is")

@@ -83,12 +83,14 @@ def test_a_real_model_predicts_the_same_from_a_slim_image(tmp_path, envbuild, en
     found = {it["rule"]: it for it in result["findings"]}
     assert found["serve-golden"]["agrees"], found
     assert found["slim-proof"]["agrees"], found
+    headers = next(it for it in result["left_out"] if it.startswith("headers: "))
+    assert int(headers.split()[1]) > 7000, headers  # TensorFlow's
     assert (found["shared-slim"]["agrees"], found["shared-slim"]["severity"]) == (False, "warning")
     before, after = (pull(Reference.parse(it), machine="x86_64") for it in (train, result["image"]))
     gone = json.loads(after.config)["config"]["Labels"][SLIM_LABEL].split(",")
     assert {"ipykernel", "pytest", "matplotlib"} <= set(gone)
     print(f"{(shared := share(before, after)):.0%} of the bytes")
-    assert shared > 0.6
+    assert shared > 0.1  # the base, and layers without such files
     stamp = read_stamp(str(tmp_path / "model"))
     assert stamp is not None
     assert {it.role for it in stamp.images} == {"train", "serve"}

@@ -28,7 +28,7 @@ from tests.unit.test_from_manifest import TENSORFLOW, TOOL, manifest_of
 
 PYTHON = {"version": "3.11.2", "implementation": "cpython"}
 """As the base has it."""
-NUMPY = make_wheel("numpy", "1.26.4")
+NUMPY = make_wheel("numpy", "1.26.4", {"numpy.py": "VERSION = '1.26.4'\n", "numpy.pyi": "VERSION: str\n"})
 NEWER = make_wheel("numpy", "2.1.0", {"numpy/__init__.py": "two = 2"})
 WEB = make_wheel("web", "1.0", requires=["wire>=2"])
 WIRE = make_wheel("wire", "2.1")
@@ -327,6 +327,12 @@ def test_the_model_goes_in_and_what_only_training_needs_is_left_out_where_that_i
     lines = [it["created_by"] for it in config["history"]][-2:]
     assert lines == ["envbuild: model", "envbuild: application"]
     assert [it.partition(":")[0] for it in result["dropped"]] == ["tensorboard 2.15.1"]
+    assert result["left_out"] == ["type stubs: 1 file, 0.0 MB: code is checked before"]
+    locks = [it.read_text() for it in (site.folder / "model/envbuild").glob("pylock.*.toml")]
+    assert [text for text in locks if 'slim-files = ["type stubs"]' in text] == [
+        text for text in locks if "slim = " in text
+    ]
+    assert 'slim = ["tensorboard"]' in "".join(locks)
     [proof] = [it for it in result["findings"] if it["rule"] == "slim-proof"]
     assert (proof["agrees"], proof["severity"]) == (False, "warning")
     below = {it["digest"] for it in trained["layers"]}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from envbuild.build.request import BuildRequest
 from envbuild.errors import BuildError, UsageError
 from envbuild.image.assembler import assemble
+from envbuild.image.bytecode.layers import plan_bytecode
 from envbuild.image.child import Addition, Parent, assemble_child
 from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.dependencies import find_needed
@@ -21,15 +22,16 @@ from envbuild.manifest.packages import Distribution
 from envbuild.manifest.packages import Origin as From
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout, write_layout
-from envbuild.recipe import SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
+from envbuild.recipe import SLIM_FILES_LABEL, SLIM_LABEL, SLIM_OF_LABEL, VARIANT_LABEL
 from envbuild.serve.model import Origin, ServeOrder, Server, Slimmed
 from envbuild.serve.slim import commanded, find_slimmed, imported, imports_of, proof_of, slim_parent, slimmed
-from envbuild.verify.environment import Pattern, listed, training_only
+from envbuild.verify.environment import Pattern, file_rules, listed, training_only
 from envbuild.verify.findings import Finding
 from envbuild.verify.rules import apply_rules
 from envbuild.verify.sharing import prove_sharing
 from envbuild.verify.sources import side_of_lock
 from envbuild.verify.sources.image import side_of_image
+from envbuild.wheel.install import read_record
 from tests.fakes.wheels import FakeWheel, make_wheel
 from tests.reporting import Calling
 from tests.unit.test_assemble import SITE, locked, tree
@@ -152,7 +154,7 @@ def test_without_the_golden_sample_nothing_is_proved(gate, severity):
     assert proof_of(slim, [held], gate).agrees
     found = proof_of(slim, [replace(held, rule="golden-sample"), replace(held, agrees=False)], gate)
     assert (found.agrees, found.severity) == (False, severity)
-    assert found.says.startswith("1 distributions, 2.0 MB of wheels, are left out, and nothing shows")
+    assert found.says.startswith("1 distribution, 2.0 MB of wheels, are left out, and nothing shows")
 
 
 CORE = make_wheel("core", "1.0", {"core/big.bin": b"x" * 100}, requires=["helper"])
@@ -331,3 +333,173 @@ def test_a_lock_says_what_was_left_out():
     lock = replace(lock, wheels=tuple(replace(it, url="https://index.invalid/core.whl") for it in lock.wheels))
     assert read_pylock(pylock_text(lock), "pylock.toml").slim == ("tensorboard",)
     assert side_of_lock(lock, "lock").slim == {"tensorboard"}
+
+
+KIT = make_wheel(
+    "kit",
+    "1.0",
+    {
+        "kit/__init__.py": "from kit.tests.runner import run\nfrom kit.test import case\n",
+        "kit/include/kit/core.h": "int core();\n",
+        "kit/include/__init__.py": "",
+        "kit/include/data.json": "{}",
+        "kit/tests/__init__.py": "",
+        "kit/tests/runner.py": "run = 1\n",
+        "kit/tests/test_core.py": "assert False\n",
+        "kit/tests/deep/test_more.py": "assert False\n",
+        "kit/tests/test_data/load.py": "load = 1\n",
+        "kit/test/__init__.py": "",
+        "kit/test/case.py": "case = 1\n",
+        "kit/testing/test_tools.py": "tool = 1\n",
+        "kit/test_mode.py": "mode = 1\n",
+        "kit/kernel.h": "int kernel();\n",
+        "kit/tests.py": "tests = 1\n",
+        "kit/include.h/__init__.py": "",
+        "kit/lib/libkit.a": b"!<arch>\n",
+        "kit/lib/archive.a": b"data",
+        "kit/_core.pyx": "cdef int core()\n",
+        "kit/_core.pyi": "def core() -> int: ...\n",
+        "kit/py.typed": "",
+        "kit/query.inc": "<data>",
+    },
+    headers={"kit.h": "int kit();\n"},
+    scripts={"test_kit.py": "#!python\n"},
+)
+LEFT_OUT = {
+    "kit/include/kit/core.h",
+    "kit/tests/test_core.py",
+    "kit/tests/deep/test_more.py",
+    "kit/lib/libkit.a",
+    "kit/_core.pyx",
+    "kit/_core.pyi",
+}
+
+
+def site_files(image: Image) -> dict[str, bytes]:
+    return {path.removeprefix(f"{SITE}/"): data for path, data in contents(image).items() if path.startswith(SITE)}
+
+
+def test_only_files_that_a_rule_names_are_left_out_and_record_lists_what_is_there(origin, order):
+    start = origin(CORE, HELPER, KIT)
+    slim = slim_of(order, start)
+    made = slim_parent(start, slim, order, REPORT)
+    before, after = contents(start.parent.image), contents(made.image)
+    record = f"{SITE}/kit-1.0.dist-info/RECORD"
+    emptied = {"kit/include/kit", "kit/tests/deep"}
+    assert before.keys() - after.keys() == {f"{SITE}/{path}" for path in LEFT_OUT | emptied}
+    assert {path for path in after if after[path] != before.get(path)} == {record}
+    listed_there = {row.path for row in read_record(after[record].decode())}
+    assert {row.path for row in read_record(before[record].decode())} - listed_there == LEFT_OUT
+    assert {it.rule: (it.count, it.size) for it in slim.files} == {
+        "headers": (1, 12),
+        "static libraries": (1, 8),
+        "tests": (2, 26),
+        "type stubs": (1, 23),
+        "Cython sources": (1, 16),
+    }
+    assert slim.dropped == ()
+    assert "left out: headers: 1 file, 0.0 MB: only a compiler reads them" in LINES
+    labels = json.loads(made.image.config)["config"]["Labels"]
+    assert labels[SLIM_FILES_LABEL] == "Cython sources,headers,static libraries,tests,type stubs"
+    assert SLIM_LABEL not in labels
+    assert slim.losses == "6 files, 0.0 MB,"
+    assert read_pylock(pylock_text(at_an_index(slim.lock)), "pylock.toml").slim_files == slim.lock.slim_files
+
+
+def at_an_index(lock: Lock) -> Lock:
+    wheels = tuple(replace(it, url=f"https://index.invalid/{it.filename}") for it in lock.wheels)
+    return replace(lock, wheels=wheels)
+
+
+def test_wheels_without_such_files_keep_their_keys_and_layers(origin, order):
+    start = origin(CORE, HELPER, KIT)
+    slim = slim_of(order, start)
+    keys = {it.name: it.content_key for it in start.parent.lock.wheels}
+    assert {it.name for it in slim.lock.wheels if it.content_key != keys[it.name]} == {"kit"}
+    assert slim_of(order, origin(CORE, HELPER)).files == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("torch", {"kit/include/kit/core.h", "kit/lib/libkit.a"}),
+        ("cupy-cuda12x", {"kit/include/kit/core.h", "kit/lib/libkit.a"}),
+        ("lazy-loader", {"kit/_core.pyi"}),
+        ("tables", {"kit/tests/test_core.py", "kit/tests/deep/test_more.py"}),
+    ],
+)
+def test_a_rule_does_not_apply_where_a_distribution_opens_such_files(origin, order, name, kept):
+    start = origin(CORE, HELPER, KIT, make_wheel(name.replace("-", "_"), "1.0", {"that/__init__.py": ""}))
+    made = slim_parent(start, slim_of(order, start), order, REPORT)
+    assert LEFT_OUT & site_files(made.image).keys() == kept
+    above = lock_of(make_wheel("lazy_loader", "0.4"))
+    path = order.build_request.find_links[0] / above.wheels[0].filename
+    path.write_bytes(make_wheel("lazy_loader", "0.4").data)
+    above = replace(above, wheels=(replace(above.wheels[0], url=path.as_uri()),))
+    assert "type stubs" not in {it.rule for it in slim_of(order, start, above).files}
+
+
+def test_an_image_without_such_files_is_proved_and_any_other_difference_is_an_error(origin, order):
+    start = origin(*WHEELS, KIT)
+    made = slim_parent(start, slim_of(order, start), order, REPORT)
+    found = [it for it in prove_sharing(start.parent.image, made.image, lambda *_: None) if not it.agrees]
+    assert [(it.id, it.severity) for it in found] == [("shared-slim", "warning")]
+    assert found[0].says.endswith(
+        "and without Cython sources, headers, static libraries, tests, type stubs of 1 distribution"
+    )
+    side = side_of_image(made.image, "serve", machine="x86_64", report=lambda *_: None)
+    assert side.packages is not None
+    assert {it.content for it in side.packages.values()} == {None}
+    config = json.loads(made.image.config)
+    for names in ("headers,tests", ""):
+        config["config"]["Labels"][SLIM_FILES_LABEL] = names
+        other = replace(made.image, config=json.dumps(config).encode())
+        wrong = [it.id for it in prove_sharing(start.parent.image, other, lambda *_: None) if it.severity == "error"]
+        assert "shared-package" in wrong
+
+
+@pytest.mark.parametrize("path", ["kit/_core.pyi", "kit/__init__.py"])
+def test_a_file_of_a_slim_image_that_differs_from_training_s_is_an_error(origin, order, path):
+    """The rules let files be missing, and never be others."""
+    start = origin(CORE, HELPER, KIT)
+    slim = slim_of(order, start)
+    made = slim_parent(start, slim, order, REPORT)
+    changed = make_wheel("kit", "1.0", {"kit/__init__.py": "", path: "evil = 1\n"})
+    wheels = files_of(order.build_request.find_links[0], changed, CORE, HELPER)
+    lock = replace(slim.lock, wheels=lock_of(CORE, HELPER, changed).wheels)
+    labels = tuple(json.loads(made.image.config)["config"]["Labels"].items())
+    recipe = replace(recipe_on(OLD), wheels=lock.wheels, labels=labels)
+    other = assemble(recipe, OLD, wheels, LayerCache(order.build_request.cache)).image
+    wrong = [it.id for it in prove_sharing(start.parent.image, other, lambda *_: None) if it.severity == "error"]
+    assert "shared-package" in wrong
+
+
+OPENED = (
+    *("numpy/testing/__init__.py", "numpy/_core/tests/_natype.py", "numpy/py.typed", "numpy/core/_multiarray_umath.so"),
+    *("pandas/_testing/__init__.py", "sklearn/utils/_testing.py", "torch/testing/_internal/common_utils.py"),
+    *("tensorflow/_api/v2/test/__init__.py", "tensorflow/python/platform/test.py", "werkzeug/test.py"),
+    *("astropy/tests/runner.py", "openpyxl/tests/__init__.py", "gensim/test/utils.py", "joblib/test/data/a.pkl"),
+    *("triton/backends/nvidia/bin/ptxas", "nvidia/cuda_nvcc/nvvm/libdevice/libdevice.10.bc", "a-1.0.dist-info/RECORD"),
+    *("dbt/include/global_project/tests/generic/builtin.sql", "numba/_helperlib.h", "PySpice/libs/diode.lib"),
+)
+
+
+def test_each_rule_names_files_by_their_ends_and_none_takes_modules():
+    for rule in file_rules():
+        assert rule.why
+        assert all(it.count("*") == 1 for it in rule.files)
+        assert [it for it in OPENED if rule.pattern.matches(it)] == []
+    assert len({it.name for it in file_rules()}) == len(file_rules())
+
+
+def test_bytecode_is_not_made_of_what_is_left_out(origin, order):
+    start = origin(CORE, HELPER, KIT)
+    slim = slim_of(order, start)
+    recipe = replace(recipe_on(OLD), wheels=start.parent.lock.wheels)
+    plans = [list(plan_bytecode(replace(recipe, wheels=it), "x", ())) for it in (recipe.wheels, slim.lock.wheels)]
+    assert plans[0][0].key != plans[1][0].key
+    no_tests = tuple(
+        replace(it, left_out=tuple(one for one in it.left_out if not one.matches("tests/test_a.py")))
+        for it in slim.lock.wheels
+    )
+    assert plans[0][0].key == next(plan_bytecode(replace(recipe, wheels=no_tests), "x", ())).key

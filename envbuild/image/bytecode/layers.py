@@ -77,7 +77,8 @@ def _plan_parcel(recipe: Recipe, interpreter: str, wheel: LockedWheel, overlaps:
     # Their bytecode must not hide that of the wheel whose files replace them.
     lost = sorted(it.path for it in overlaps if it.path.endswith(".py") and wheel.name in it.losers)
     facts = [FORMAT, interpreter, recipe.prefix, recipe.target.python_minor]
-    key = Digest.of(canonical_json(["bytecode", facts, str(wheel.sha256), lost]))
+    left_out = [it for it in wheel.left_out if any(name.endswith(".py") for name in it.names)]
+    key = Digest.of(canonical_json(["bytecode", facts, str(wheel.sha256), lost, *left_out]))
     return Parcel(key, recipe.prefix, partial(_list_sources, wheel, frozenset(lost)), wheel)
 
 

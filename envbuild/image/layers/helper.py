@@ -23,7 +23,7 @@ from envbuild.oci.compression import GZIP, Compression
 from envbuild.oci.digest import Digest
 from envbuild.retry import tune_interpreter
 from envbuild.wheel.archive import WheelArchive, check_locked
-from envbuild.wheel.install import Fingerprint, InstalledFile, Scheme, fingerprint, installed_files
+from envbuild.wheel.install import FilePattern, Fingerprint, InstalledFile, Scheme, fingerprint, installed_files
 
 _CORES = os.cpu_count() or 1
 _NICE = 10
@@ -42,6 +42,8 @@ class LocalWheel:
     """From the lock."""
     verify_record: bool = False
     """Whether its files are compared with RECORD when they are read."""
+    left_out: tuple[FilePattern, ...] = ()
+    """Which of its files are not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def open_wheel(wheel: LocalWheel, scheme: Scheme, resources: ExitStack) -> OpenW
     check_locked(wheel.path, wheel.filename, wheel.size)
     archive = resources.enter_context(WheelArchive(wheel.path, wheel.filename))
     archive.verify_record = wheel.verify_record
-    return OpenWheel(archive, installed_files(archive, scheme))
+    return OpenWheel(archive, installed_files(archive, scheme, wheel.left_out))
 
 
 def layer_files(wheels: Iterable[OpenWheel]) -> list[LayerFile]:

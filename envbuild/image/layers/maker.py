@@ -100,9 +100,13 @@ class OpenWheels:
 
     def file(self, wheel: LockedWheel, path: Path) -> LocalWheel:
         """Describe a wheel's file."""
-        verify = wheel.sha256 in self._to_verify
         return LocalWheel(
-            path=path, filename=wheel.filename, sha256=wheel.sha256, size=wheel.size, verify_record=verify
+            path=path,
+            filename=wheel.filename,
+            sha256=wheel.sha256,
+            size=wheel.size,
+            verify_record=wheel.sha256 in self._to_verify,
+            left_out=wheel.left_out,
         )
 
 

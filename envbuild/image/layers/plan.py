@@ -79,7 +79,7 @@ def plan_layers(recipe: Recipe) -> tuple[LayerPlan, ...]:
             "format": recipe.layer_format,
             "prefix": recipe.prefix,
             "python": recipe.target.python_minor,
-            "wheels": [[wheel.filename, str(wheel.sha256)] for wheel in wheels],
+            "wheels": [wheel.content_key for wheel in wheels],
         }
         plans.append(LayerPlan(tuple(wheels), Digest.of(canonical_json(key))))
     return tuple(plans)

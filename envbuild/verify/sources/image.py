@@ -26,7 +26,7 @@ from envbuild.manifest.model import Framework, Model, ModelFile
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, Layer
 from envbuild.oci.rootfs import IMPLIED, Node, Overlay, Tree, over, place_of, resolve
-from envbuild.recipe import SLIM_LABEL
+from envbuild.recipe import SLIM_FILES_LABEL, SLIM_LABEL
 from envbuild.registry.pull import ARCHITECTURES
 from envbuild.verify.sources import Package, Side, frameworks_of
 from envbuild.verify.sources.model import sums_of
@@ -133,6 +133,8 @@ def side_of_image(image: Image, name: str, *, machine: str, report: Report, know
     tree = files_of(image.layers, place, name, report, known)
     python = _interpreter(tree, config)
     packages = _packages(tree, python.sites) if python else None
+    if packages and config.labels.get(SLIM_FILES_LABEL):  # not comparable: the RECORDs list only what is there
+        packages = {name: replace(it, content=None) for name, it in packages.items()}
     built = frameworks_of({it.name: it.version for it in (packages or {}).values()})
     cuda, cudnn = _system_cuda(tree)
     libc_version = next((_text(tree, it) for it in sorted(tree) if _GLIBC.fullmatch(it) and tree[it].text), None)
