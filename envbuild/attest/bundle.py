@@ -195,6 +195,10 @@ class RecordSigner(RecordKeys):
         """Sign a record; RegistryError if Cloud KMS does not sign."""
         return sign_statement(statement(record, RECORD, {}), self.signer, self.where)
 
+    def has_signed(self, bundle: bytes, record: Digest) -> bool:
+        """Whether the key itself signed a record, and not another one that is trusted."""
+        return not RecordKeys(keys=self.keys[:1]).fault(bundle, record)
+
 
 def record_keys(keys: Sequence[str]) -> RecordKeys:
     """Load public keys; errors as `public_key_of`."""

@@ -132,7 +132,8 @@ def _names(relations: str) -> Iterable[str]:
 def _licenses(copyright_file: str) -> tuple[str, ...]:
     if _MACHINE_READABLE.match(copyright_file):
         lines = _LICENSE.findall(copyright_file)
-        return tuple(sorted({it.strip() for line in lines for it in _BETWEEN.split(line) if 0 < len(it) <= _LONGEST}))
+        parts = (it for line in lines for it in _BETWEEN.split(" ".join(line.split())))
+        return tuple(sorted({it.strip() for it in parts if 0 < len(it) <= _LONGEST}))
     return tuple(sorted(set(_COMMON.findall(copyright_file))))
 
 

@@ -216,9 +216,9 @@ def known_facts(cache: Path) -> KnownFacts:
 
 def _refuse_suite(text: str) -> None:
     """Refuse `debian:` without the name of a suite, and what is nearly `debian:SUITE`; UsageError."""
-    name, _, suite = text.partition(":")
+    name, colon, suite = text.partition(":")
     known, near = suite in _ALL_SUITES, get_close_matches(suite, _ALL_SUITES, 1) or ["bookworm"]
-    if name == "debian" and not known:
+    if name == "debian" and colon and not known:
         what = f"{suite[:40]!r} is not the name of a Debian suite"
     elif name != "debian" and known and get_close_matches(name, ["debian"], cutoff=0.8):
         what = f"there is no base {name}"
@@ -230,8 +230,10 @@ def _refuse_suite(text: str) -> None:
 
 def registry_reference(text: str) -> Reference | None:
     """Return the reference of a base in a registry; None for `debian:SUITE` and OCI layouts; UsageError otherwise."""
+    if _is_layout(split_digest(text)[0]):
+        return None
     _refuse_suite(text)
-    if text.startswith(("debian:", "oci:")) or _is_layout(split_digest(text)[0]):
+    if text.startswith(("debian:", "oci:")):
         return None
     refuse_login(text, "--base")
     if exists(text):

@@ -40,7 +40,7 @@ def read_base_system(image: Image, name: str, folder: Path) -> BaseSystem:
     texts = {
         path: tree[place[1:]].content.decode(errors="replace")
         for path in (_STATUS, *_RELEASES)
-        if (place := resolve(tree, path))
+        if (place := resolve(tree, path)) and place != "/"
     }
     release = next((texts[it] for it in _RELEASES if it in texts), "")
     fields = {key: value for key, _, value in _RELEASE_LINE.findall(release)}

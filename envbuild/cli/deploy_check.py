@@ -17,6 +17,7 @@ from envbuild.errors import UsageError, VerifyError, counted
 if TYPE_CHECKING:
     from envbuild.oci.reference import Reference
     from envbuild.verify.findings import Finding
+    from envbuild.verify.reports import Policy
     from envbuild.verify.sources.model import StampedModel
 
 
@@ -65,7 +66,7 @@ def run(
             if isinstance(given, Reference):
                 at = Reference.parse(deployed)
                 found += (*signature_findings({deployed: at}, keys, progress), *judge.registry_findings(at))
-            found = _try_sample(stamped, deployed, machine, found, progress) if golden else found
+            found = _try_sample(stamped, deployed, machine, found, judge, progress) if golden else found
         except VerifyError as error:
             failure = error
     findings, failed = judge.judged(found, datetime.now(UTC).date()), failure.what if failure else ""
@@ -108,11 +109,17 @@ def _read_targets(model: str, image: str) -> "Reference | str":
 
 
 def _try_sample(
-    model: "StampedModel", image: str, machine: str, found: "tuple[Finding, ...]", progress: Progress
+    model: "StampedModel", image: str, machine: str, found: "tuple[Finding, ...]", policy: "Policy", progress: Progress
 ) -> "tuple[Finding, ...]":
-    """Add how the golden sample ran in the image, named by digest; if it agrees, the image is no untried one."""
+    """Add how the golden sample ran in the image, named by digest; if it agrees, the image is no untried one.
+
+    An image that fails for another reason does not run.
+    """
     from envbuild.serve.model import UNTRIED
 
+    others = policy.judged([it for it in found if it.rule != UNTRIED], datetime.now(UTC).date())
+    if any(map(policy.fails, others)):
+        return found
     if model.manifest is None:
         todo = "leave it out, or stamp the model by from-manifest --stamp again"
         raise UsageError("the model's stamp has no manifest, which has the golden sample", where="--golden", todo=todo)

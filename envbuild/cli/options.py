@@ -69,7 +69,7 @@ Signed = Annotated[
 ]
 MinimumRecord = Annotated[
     int | None,
-    advanced_option(help="With --signed or --sign: refuse a stamp with a lower number.", metavar="N", min=1),
+    advanced_option(help="Refuse a signed stamp with a lower number.", metavar="N", min=1),
 ]
 
 
@@ -121,7 +121,7 @@ class ImageOptions:
     stamp_anyway: bool = flag(ADVANCED, "Stamp a model with other files, recorded, or that may not load.")
     sign: str | None = option(WHERE, "Sign with this private key: PEM, env://VARIABLE, gcpkms://... or keyless.", "KEY")
     signature_format: SignatureFormatName | None = option(
-        ADVANCED, "With a key: sigstore bundles, cosign's .sig and .att tags, or both, which is the default."
+        ADVANCED, "bundle (sigstore's), legacy (cosign's tags) or both, the default.", "FORMAT"
     )
     no_attest: bool = flag(ADVANCED, "Attach no bill of materials and no provenance.")
     signed: str | None = option(

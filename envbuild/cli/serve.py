@@ -66,8 +66,8 @@ class ServeOptions:
 def run(model: Model, *, serving: ServeOptions, image: ImageOptions, locks: LockOptions, record: FactOptions) -> None:
     """Make the image that serves a model.
 
-    Takes the training image that the model is stamped with, by digest, adds what serves on top, tests it, pushes it
-    (or writes an OCI layout), and stamps its digest on the model. Prints the digest reference.
+    Takes the training image that the model is stamped with, adds what serves on top, tests it, pushes it (or writes an
+    OCI layout), and stamps the model. Prints the reference by digest.
     """
     with Progress() as progress:
         make_serving_image(model, serving, BuildOptions(image=image, locks=locks, facts=record), progress)

@@ -26,6 +26,7 @@ from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image, canonical_json
 from envbuild.oci.reference import Reference
 from envbuild.report import Reporter
+from envbuild.validation import read_values
 
 PREFIX = "/opt/notebook"
 PORT = 8888
@@ -140,7 +141,7 @@ def read_note(server: Path, below: Lock) -> Lock | None:
         value = json.loads((server / _NOTE).read_bytes())
         if value["for"] != _lock_digest(below):
             return None
-        wheels = tuple(LockedWheel(**it | {"sha256": Digest(it["sha256"])}) for it in value["wheels"])
+        wheels = read_values(value["wheels"], tuple[LockedWheel, ...])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     above = Lock(target=below.target, wheels=wheels)
@@ -149,7 +150,7 @@ def read_note(server: Path, below: Lock) -> Lock | None:
 
 def write_note(server: Path, below: Lock, above: Lock) -> None:
     """Write into a server's environment for which lock it was made, and its wheels."""
-    wheels = [asdict(it) | {"sha256": it.sha256.hex} for it in above.wheels]
+    wheels = list(map(asdict, above.wheels))
     data = canonical_json({"for": _lock_digest(below), "wheels": wheels})
     if not (server / _NOTE).exists() or (server / _NOTE).read_bytes() != data:
         write_whole(server / _NOTE, data)

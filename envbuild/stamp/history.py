@@ -51,6 +51,10 @@ class Signer(Keys, Protocol):
         """Sign a record; returns the signature's bundle."""
         ...
 
+    def has_signed(self, bundle: bytes, record: Digest) -> bool:
+        """Whether the key itself signed a record."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:

@@ -252,13 +252,17 @@ class StampWriter:
             raise StampError(what, where=self.model.uri, todo=f"remove {place} and stamp again")
 
     def _existing(self, now: Snapshot, *, retried: bool) -> StampResult | None:
-        """Return the existing stamp if it is this one: of a try whose reply was lost, or an equal one."""
+        """Return the existing stamp if it is this one: of a try whose reply was lost, or an equal one by this key."""
         if now.stamp is None or now.name is None or merged(now.images, self.image) != now.images:
             return None
         if now.predecessor is None or now.predecessor[0] != now.name or self.content not in (None, now.stamp.content):
             return None
         if not pointer(now.stamp, now.name).items() <= dict(now.state.metadata).items():
             return None
+        if self.signer:
+            signature = self.model.store.read(signature_name(now.name), limit=SIGNATURE_LIMIT) or b""
+            if not self.signer.has_signed(signature, record_digest(now.name)):
+                return None
         return StampResult(record=now.name, stamp=now.stamp, changed=retried)
 
     def _next_record(self, now: Snapshot) -> Stamp:

@@ -321,8 +321,15 @@ def trimmed_packages(
 
     def is_trimmed(change: PackageChange) -> bool:
         old, new = (it.distributions.get(change.name, Distribution()) for it in (before, after))
-        contents = {record_content(_without(text, patterns)) for text in old.records}
-        changed = {it for it in old.changed if not any(pattern.matches(it[0]) for pattern in patterns)}
+        there = {row.path for text in new.records for row in read_record(text)}
+
+        def stays(path: str) -> bool:
+            # An earlier release of envbuild may have had fewer patterns.
+            return path in there or not any(it.matches(path) for it in patterns)
+
+        left = (write_record(row for row in read_record(text) if stays(row.path)) for text in old.records)
+        contents = {record_content(it.decode()) for it in left}
+        changed = {it for it in old.changed if stays(it[0])}
         return (old.versions, contents, changed) == (new.versions, new.contents, new.changed)
 
     return tuple(it for it in changes if patterns and is_trimmed(it))
@@ -335,11 +342,6 @@ def slim_files(image: Image) -> tuple[str, ...]:
 
 def _labels(image: Image) -> dict[str, str]:
     return (json.loads(image.config).get("config") or {}).get("Labels") or {}
-
-
-def _without(record: str, patterns: Sequence[FilePattern]) -> str:
-    rows = read_record(record)
-    return write_record(row for row in rows if not any(it.matches(row.path) for it in patterns)).decode()
 
 
 def slim_finding(

@@ -138,6 +138,9 @@ def test_the_golden_sample_needs_a_record_of_it_and_something_that_runs_images(s
     done = site("deploy-check", "model", reference, "--golden")
     assert (done.returncode, done.stdout) == (17, ""), done.stderr
     assert "bubblewrap is not installed" in done.stderr
+    other = on_top(replace(pulled(site), layers=pulled(site).layers[:1]), SERVER)
+    done = site("deploy-check", "model", pushed(site, other), "--golden")
+    assert done.returncode == 16, "an image that is refused must not run"
 
 
 def test_an_image_in_a_folder_is_checked_before_it_is_pushed(site):

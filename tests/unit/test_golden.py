@@ -70,9 +70,9 @@ def test_one_number_is_an_array_without_dimensions():
     assert (y["shape"], numbers(y, "q")) == ([], [2])
 
 
-def test_outputs_of_other_rows_than_the_inputs_are_refused(tmp_path):
+def test_outputs_of_one_row_for_several_are_refused(tmp_path):
     two = np.ones((2, 3))
-    for inputs, outputs in ((two, [0.5]), (["a", "b"], 0.5), ({"a": two, "b": [1, 2]}, {"y": [1] * 3})):
+    for inputs, outputs in ((two, [0.5]), ({"a": two, "b": [1, 2]}, {"y": [[1, 2, 3]]})):
         with pytest.raises(ValueError, match=r"the inputs have 2 rows, .* give the model's outputs for just these"):
             golden_sample(inputs, outputs)
     np.savez(tmp_path / "x.npz", inputs=two, outputs=[0.5])
@@ -80,6 +80,9 @@ def test_outputs_of_other_rows_than_the_inputs_are_refused(tmp_path):
         golden_facts(tmp_path / "x.npz")
     golden_sample(two, {"y": [0.5, 0.6], "state": [[1.0]]})  # as a recurrent network has
     golden_sample({"nodes": two, "edges": [[0], [1], [1]]}, [0.5])
+    golden_sample(two, 0.5)  # a mean
+    golden_sample(np.ones((1, 3, 8, 8)), {"boxes": np.ones((17, 4)), "labels": np.ones(17)})
+    golden_sample(np.ones((28, 28)), np.ones(10))  # one example, not a batch
 
 
 def test_a_sample_is_valid_in_a_manifest():
