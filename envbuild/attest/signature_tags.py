@@ -20,7 +20,7 @@ from envbuild.attest.statement import SIGNED
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import MANIFEST, Descriptor, canonical_json
-from envbuild.registry.client import MANIFEST_LIMIT, Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.tag_list import TagList
 
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -44,6 +44,7 @@ class TagSignature:
     kind: str
     """SIMPLE_SIGNING or ENVELOPE."""
     data: bytes
+    """Empty if it cannot be read."""
     annotations: Mapping[str, str]
 
     @property
@@ -53,6 +54,8 @@ class TagSignature:
 
     def judge(self, subject: Digest, key: SSlibKey | Identity) -> SignatureVerdict:
         """Verify the signature by a key, and then that it is about the subject."""
+        if not self.data:
+            return SignatureVerdict(standing="unreadable", says="its content is gone or was changed")
         if self.kind == SIMPLE_SIGNING:
             return _judge_claim(self, subject, key)
         return judge_envelope(self.data, self.annotations.get(KEY), subject, key)
@@ -81,7 +84,8 @@ def envelope_of(bundle: bytes, kind: str, signer: Signer) -> TagSignature:
 def read_signatures(registry: Registry, repository: str, subject: Digest) -> Iterator[TagSignature]:
     """Yield the signatures under an image's tags.
 
-    One that is malformed or over 4 MiB is left out, as others may put anything there. RegistryError.
+    One that is malformed is left out, and one whose content is gone, wrong or over 4 MiB is empty, as others may put
+    anything there. RegistryError.
     """
     for kind in SUFFIXES:
         listed = _tag_list(registry, repository, subject, kind)
@@ -95,9 +99,9 @@ def read_signatures(registry: Registry, repository: str, subject: Digest) -> Ite
                 blob = Descriptor.from_dict(layer)
             except _MALFORMED:
                 continue
-            if blob.media_type == kind and blob.size <= MANIFEST_LIMIT:
-                with registry.open_blob(repository, blob) as file:
-                    yield TagSignature(kind=kind, data=file.read(), annotations=blob.annotations)
+            if blob.media_type == kind:
+                data = registry.small_blob(repository, blob)
+                yield TagSignature(kind=kind, data=data, annotations=blob.annotations)
 
 
 def attach_signatures(

@@ -23,6 +23,7 @@ from envbuild.registry.transport import (
     LONG_ANSWER,
     Progress,
     Transport,
+    WrongBlobError,
     api_root,
     blob_reader,
     resolve_location,
@@ -230,6 +231,20 @@ class Registry:
             return self._retry.run(lambda _: self._answer(call), pause=self._transport.pause)
 
         return blob_reader(open_at, descriptor, self._retry)
+
+    def small_blob(self, repository: str, descriptor: Descriptor) -> bytes:
+        """A blob of at most 4 MiB that others may have put there; empty if it is gone, longer, or has other bytes."""
+        if descriptor.size > MANIFEST_LIMIT:
+            return b""
+        try:
+            with self.open_blob(repository, descriptor) as file:
+                return file.read()
+        except WrongBlobError:
+            return b""
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return b""
 
     def put_blob(
         self, repository: str, descriptor: Descriptor, opener: Opener, *, progress: Progress | None = None

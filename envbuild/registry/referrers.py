@@ -16,7 +16,7 @@ from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import INDEX, MANIFEST, Descriptor, canonical_json
 from envbuild.oci.reference import Reference
-from envbuild.registry.client import MANIFEST_LIMIT, Registry
+from envbuild.registry.client import Registry
 from envbuild.registry.pull import fetch_manifest
 from envbuild.registry.tag_list import TagList
 
@@ -117,7 +117,7 @@ def attach(
 
 
 def read_artifact(registry: Registry, repository: str, referrer: Referrer, subject: Digest) -> bytes:
-    """The blob of an artifact; empty if the artifact is gone, malformed, over 4 MiB, or has another subject.
+    """The blob of an artifact; empty if either is gone or malformed, is over 4 MiB, or has another digest or subject.
 
     RegistryError if the registry does not answer.
     """
@@ -132,10 +132,9 @@ def read_artifact(registry: Registry, repository: str, referrer: Referrer, subje
         blob, about = Descriptor.from_dict(value["layers"][0]), Digest.parse(value["subject"]["digest"])
     except (*_WRONG, IndexError):
         return b""
-    if Digest.of(data) != referrer.digest or about != subject or blob.size > MANIFEST_LIMIT:
+    if Digest.of(data) != referrer.digest or about != subject:
         return b""
-    with registry.open_blob(repository, blob) as file:
-        return file.read()
+    return registry.small_blob(repository, blob)
 
 
 def _tag_list(registry: Registry, repository: str, subject: Digest) -> TagList:

@@ -18,8 +18,10 @@ from envbuild.oci.image import CONFIG, INDEX, MANIFEST, Descriptor, canonical_js
 from envbuild.registry.client import Registry
 from envbuild.retry import Retry
 
-_RETRY = Retry(tries=6, first=0.07, factor=1.5, longest=0.3)
-"""The pause before a list is read again: a client that read it before it was written has written by then."""
+_RETRY = Retry(tries=8, first=0.07, factor=1.5, longest=0.5)
+"""The shortest pauses before a list is read again: who read it before it was written has written by then."""
+_SLOWER = 3
+"""Another client may take so many times as long as this one from reading a list to having written it."""
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -42,23 +44,27 @@ class TagList:
     def extend(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Add the entries that the list lacks, beside those of others; RegistryError.
 
-        Distribution 2.8 and go-containerregistry write whatever `If-Match` says. So the list is read again after each
-        write, and written again if another client's list replaced it.
+        Distribution 2.8 and go-containerregistry write whatever `If-Match` says. So the list is read twice after each
+        write, and written again if another client's list replaced it. A client that takes over `_SLOWER` times as
+        long as this one can still replace it unseen.
         """
-        for number in range(1, _RETRY.tries + 1):
-            value = self._read()
-            there = [self._key(it) for it in _entries(value[self._field])]
-            missing = [it for it in entries if self._key(it) not in there]
-            if not missing:
-                return
-            try:
-                self._write(value | {self._field: [*value[self._field], *missing]})
-            except RegistryError as error:
-                what = f"{self.registry.host} does not set the tag {self.tag}: {error.what}"
-                raise RegistryError(what, where=self._where, todo=self.instead, status=error.status) from error
-            time.sleep(_RETRY.pause(number))
-        what = f"other clients replaced the list under {self.tag} {_RETRY.tries} times"
-        raise RegistryError(what, where=self._where, todo="run it again when they are done")
+        wanted, tried = self._extended(entries), 0
+        while wanted:
+            if tried == _RETRY.tries:
+                what = f"other clients replaced the list under {self.tag} {tried} times"
+                raise RegistryError(what, where=self._where, todo="run it again when they are done")
+            tried += 1
+            prepared = self._prepare(wanted)
+            begun, before = time.monotonic(), wanted
+            wanted = self._extended(entries)
+            if wanted != before:
+                continue
+            self._write(prepared)
+            took = time.monotonic() - begun
+            for _ in range(2):
+                time.sleep(max(_RETRY.pause(tried), _SLOWER * took))
+                if wanted := self._extended(entries):
+                    break
 
     @property
     def _field(self) -> str:
@@ -89,15 +95,41 @@ class TagList:
             raise RegistryError(what, where=self._where, todo=todo) from error
         return dict(value)
 
-    def _write(self, value: dict[str, Any]) -> None:
+    def _extended(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Read the list, and add the entries that it lacks; None if it has all."""
+        value = self._read()
+        there = [self._key(it) for it in _entries(value[self._field])]
+        missing = [it for it in entries if self._key(it) not in there]
+        return value | {self._field: [*value[self._field], *missing]} if missing else None
+
+    def _prepare(self, value: dict[str, Any]) -> bytes:
+        """Serialise the list as OCI's, whatever family its media types were of, and store the config of an image.
+
+        Layers without a blob are left out: registries refuse an image with one.
+        """
+        value = value | {"mediaType": self.media_type}
         if self.media_type == MANIFEST:
-            digests = [it["digest"] for it in _entries(value["layers"])]
-            rootfs = {"type": "layers", "diff_ids": digests}
+            try:
+                digests = [Digest.parse(it["digest"]) for it in value["layers"]]
+            except _WRONG as error:
+                todo = "find out who put it there, remove that tag, and run it again"
+                what = f"a layer under the tag {self.tag} has no sha256 digest"
+                raise RegistryError(what, where=self._where, todo=todo) from error
+            there = {it for it in digests if self.registry.has_blob(self.repository, it)}
+            layers = [it for it, digest in zip(value["layers"], digests, strict=True) if digest in there]
+            rootfs = {"type": "layers", "diff_ids": [it["digest"] for it in layers]}
             data = canonical_json({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
             config = Descriptor(CONFIG, Digest.of(data), len(data))
             self.registry.put_blob(self.repository, config, partial(BytesIO, data))
-            value = value | {"config": config.to_dict()}
-        self.registry.put_manifest(self.repository, self.tag, canonical_json(value), self.media_type)
+            value |= {"config": config.to_dict(), "layers": layers}
+        return canonical_json(value)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self.registry.put_manifest(self.repository, self.tag, data, self.media_type)
+        except RegistryError as error:
+            what = f"{self.registry.host} does not set the tag {self.tag}: {error.what}"
+            raise RegistryError(what, where=self._where, todo=self.instead, status=error.status) from error
 
 
 def _entries(values: Sequence[Any]) -> list[Mapping[str, Any]]:

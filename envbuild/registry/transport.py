@@ -231,6 +231,10 @@ def verified_chunks(
         progress(sent)
 
 
+class WrongBlobError(RegistryError):
+    """A blob with other bytes than its descriptor says."""
+
+
 OpenAt = Callable[[int], httpx.Response]
 """Requests a blob from this byte on."""
 
@@ -287,7 +291,7 @@ class _BlobBody(io.RawIOBase):
         if self._size > self._descriptor.size or not (chunk or whole):
             what = f"blob {self._descriptor.digest} has another digest ({self._size} bytes read)"
             todo = "push the image again from another copy, and check the registry's storage"
-            raise RegistryError(what, where=self._where, todo=todo)
+            raise WrongBlobError(what, where=self._where, todo=todo)
         return chunk
 
     @property

@@ -1,4 +1,4 @@
-"""Signatures that were changed on their way: neither cosign nor envbuild takes one."""
+"""Signatures that were changed on their way: cosign and envbuild take the unchanged one, and none of these."""
 
 import base64
 import json
@@ -41,30 +41,42 @@ Change = Callable[[bytes], bytes]
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """Change one bit of a payload or of a signature, or sign another image; ask who still takes it."""
+    """Change one bit of a payload or of a signature, or sign another image; ask who still takes it.
+
+    That one refuses what was changed says nothing before it has taken what was not.
+    """
     private, public = key_pair(folder)
     signer, chosen = signer_of(str(private)), random.Random(29)
     assert isinstance(signer, Signer)
     with running_registry() as registry:
         for name, kind in _KINDS.items():
             taken = Counter[str]()
-            for number in range(CHANGES):
+            for number in range(-1, CHANGES):
                 image = image_of([f"{name} {number}".encode()])
-                reference = push(image, Reference(registry.host, "team/changed", f"v{number}")).reference
-                subject = Digest.of(b"another") if number % 5 == 4 else reference.digest
-                assert subject
+                reference = push(image, Reference(registry.host, "team/changed", f"v{number + 1}")).reference
+                assert reference.digest
+                subject = Digest.of(b"another") if number >= 0 and number % 5 == 4 else reference.digest
                 _attach(reference, subject, kind, signer, _flip(chosen, number % 5))
-                taken["envbuild"] += all(it.agrees for it in check_signed(reference, public))
-                for client in (COSIGN_2, COSIGN_3):
-                    words = ("verify-attestation", "--type", "slsaprovenance1") if kind == ENVELOPE else ("verify",)
-                    command = [client.build(), *words, "--key", public, "--insecure-ignore-tlog", reference]
-                    if client is COSIGN_2 and kind == BUNDLE:
-                        command += ["--trusted-root", _root(folder)]
-                    taken[client.title] += verdict_of(command, offline(folder)) == "yes"
+                for client, verdict in _verdicts(reference, public, kind, folder):
+                    if number < 0:
+                        yield Row(client=client, what=f"{name}: unchanged", verdict=verdict)
+                    taken[client] += number >= 0 and verdict == "yes"
             for title in ("envbuild", COSIGN_2.title, COSIGN_3.title):
                 count = taken[title]
                 verdict = f"no: {count} are taken" if count else "yes"
                 yield Row(client=title, what=f"{name}: {CHANGES} changed, none is taken", verdict=verdict)
+
+
+def _verdicts(reference: Reference, public: Path, kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Each client, and whether it takes the image."""
+    findings = check_signed(reference, public)
+    yield "envbuild", "yes" if all(it.agrees for it in findings) else f"no: {findings[-1].says}"
+    for client in (COSIGN_2, COSIGN_3):
+        words = ("verify-attestation", "--type", "slsaprovenance1") if kind == ENVELOPE else ("verify",)
+        command = [client.build(), *words, "--key", public, "--insecure-ignore-tlog", reference]
+        if client is COSIGN_2 and kind == BUNDLE:
+            command += ["--trusted-root", _root(folder)]
+        yield client.title, verdict_of(command, offline(folder))
 
 
 def _root(folder: Path) -> Path:

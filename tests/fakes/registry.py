@@ -374,6 +374,8 @@ class _Handler(WebHandler):
             self._error(self.registry.subjects, "MANIFEST_INVALID", "no artifacts here")
         elif missing:
             self._error(400, "MANIFEST_BLOB_UNKNOWN", missing[0])
+        elif value.get("mediaType", self.headers["Content-Type"]) != self.headers["Content-Type"]:
+            self._error(400, "MANIFEST_INVALID", "the manifest's mediaType is not its Content-Type")
         elif ":" in target and target != digest:
             self._error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
         else:

@@ -4,6 +4,8 @@ import base64
 import json
 import random
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from envbuild.attest.signature_tags import (
 from envbuild.attest.statement import BILL, PROVENANCE, statement
 from envbuild.errors import RegistryError
 from envbuild.oci.digest import Digest
+from envbuild.oci.image import DOCKER_MANIFEST, MANIFEST
 from envbuild.oci.reference import Reference
 from envbuild.registry.client import Registry
 from envbuild.verify.findings import Finding
@@ -242,3 +245,86 @@ def test_what_others_put_into_the_tags_is_passed_over(fake, keys):
     assert finding.agrees
     [other] = check_signed(reference, "keyless:https://issuer.example.com=me@example.com")
     assert (other.agrees, "it has no certificate of an identity" in other.says) == (False, True)
+
+
+class SlowTags(FakeRegistry):
+    """A registry that takes so long to store a tag of signatures that another client reads the old one meanwhile."""
+
+    seconds = 0.0
+
+    def fault(self, method, path):
+        if method == "PUT" and path.endswith(".sig"):
+            time.sleep(self.seconds)
+        return super().fault(method, path)
+
+
+def test_two_clients_that_sign_at_once_replace_nothing(keys, tmp_path):
+    """The second reads before the first has written, and writes after the first may have read its list back."""
+    other = key_pair(tmp_path, "other")
+    with SlowTags() as fake:
+        reference = facts_of(fake.host).reference
+        fake.seconds = 0.4
+
+        def client(key: Path) -> None:
+            good = made(reference.digest, reference, key, SIMPLE_SIGNING)
+            with Registry(fake.host) as registry:
+                assert reference.digest
+                attach_signatures(registry, reference.repository, reference.digest, [good])
+
+        first, second = (threading.Thread(target=client, args=(it[0],)) for it in (keys, other))
+        first.start()
+        time.sleep(0.3)
+        second.start()
+        first.join()
+        second.join()
+        for public in (keys[1], other[1]):
+            assert [it.agrees for it in check_signed(reference, public)] == [True]
+
+
+def test_nothing_lies_between_the_last_reading_of_a_list_and_its_writing(fake, keys):
+    reference = facts_of(fake.host).reference
+    checked(fake, reference, keys[1], made(reference.digest, reference, keys[0], SIMPLE_SIGNING))
+    asked = [(it.method, it.path.endswith(".sig")) for it in fake.requests]
+    written = asked.index(("PUT", True))
+    assert asked[written - 1] == ("GET", True)
+    after = asked[written + 1 :]
+    assert after[:2] == [("GET", True)] * 2
+
+
+@pytest.mark.parametrize("strange", [{}, {"digest": "x"}, 5])
+def test_a_layer_without_a_digest_is_said_with_its_tag(fake, keys, strange):
+    reference = facts_of(fake.host).reference
+    value = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [strange]}
+    fake.put_manifest(reference.repository, tag(reference, "sig"), json.dumps(value).encode(), MANIFEST)
+    with pytest.raises(RegistryError, match=rf"a layer under the tag {tag(reference, 'sig')} has no sha256 digest"):
+        attest(facts_of(fake.host), legacy(keys[0]), Recorder())
+
+
+@pytest.mark.parametrize("kind", [SIMPLE_SIGNING, ENVELOPE])
+@pytest.mark.parametrize("left", [None, b"", b"short", b"another" * 1000])
+def test_a_signature_whose_content_is_gone_or_wrong_is_unreadable_and_signing_goes_on(fake, keys, kind, left):
+    facts = facts_of(fake.host)
+    reference, stored = facts.reference, fake.repositories[facts.reference.repository]
+    lost = made(reference.digest, reference, keys[0], kind)
+    checked(fake, reference, keys[1], lost)
+    del stored.blobs[str(lost.blob.digest)]
+    if left is not None:
+        stored.blobs[str(lost.blob.digest)] = left
+    [finding] = check_signed(reference, keys[1])
+    says = "none of its 1 signatures is by the key: its content is gone or was changed"
+    assert (finding.agrees, finding.says) == (False, says)
+    assert len(attest(facts, legacy(keys[0]), Recorder())) == 3
+    [finding] = check_signed(reference, keys[1])
+    assert finding.says.endswith("by the key, and so are its provenance and its bill of materials")
+
+
+def test_signatures_in_an_image_of_dockers_media_types_stay_in_one_of_ocis(fake, keys, tmp_path):
+    reference, other = facts_of(fake.host).reference, key_pair(tmp_path, "other")
+    checked(fake, reference, keys[1], made(reference.digest, reference, keys[0], SIMPLE_SIGNING))
+    stored = fake.repositories[reference.repository]
+    value = json.loads(stored.manifests[stored.tags[tag(reference, "sig")]][1]) | {"mediaType": DOCKER_MANIFEST}
+    fake.put_manifest(reference.repository, tag(reference, "sig"), json.dumps(value).encode(), DOCKER_MANIFEST)
+    checked(fake, reference, other[1], made(reference.digest, reference, other[0], SIMPLE_SIGNING))
+    kind, data = stored.manifests[stored.tags[tag(reference, "sig")]]
+    assert (kind, json.loads(data)["mediaType"]) == (MANIFEST, MANIFEST)
+    assert [it.agrees for public in (keys[1], other[1]) for it in check_signed(reference, public)] == [True, True]

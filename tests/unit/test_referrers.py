@@ -165,3 +165,8 @@ def test_an_artifact_of_another_image_or_that_is_gone_is_empty():
         assert read_artifact(registry, NAME, referrer, Digest.of(b"another")) == b""
         gone = Referrer(digest=Digest.of(b"gone"), kind=KIND, annotations={})
         assert read_artifact(registry, NAME, gone, subject.digest) == b""
+        blobs = fake.repositories[NAME].blobs
+        blobs[str(Digest.of(b"one"))] = b"two"
+        assert read_artifact(registry, NAME, referrer, subject.digest) == b""
+        del blobs[str(Digest.of(b"one"))]
+        assert read_artifact(registry, NAME, referrer, subject.digest) == b""
