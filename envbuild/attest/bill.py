@@ -84,7 +84,7 @@ def _compositions(facts: Facts, parts: Parts, above: Sequence[Node]) -> Iterator
     wheels = dict.fromkeys(it for lock in facts.locks for it in lock.wheels)
     known = parts.wheels.keys() - parts.claimed
     read = list(dict.fromkeys(str(wheel_purl(it)) for it in wheels if it.sha256 in known))
-    others = list(dict.fromkeys(it.reference for it in above if it.reference not in read))
+    others = [it.reference for it in above if it.reference not in read]
     yield {"aggregate": "incomplete", "assemblies": ["image"], "dependencies": ["image"]}
     base = "incomplete" if parts.base.packages else "unknown"
     yield {"aggregate": base, "assemblies": ["base"], "dependencies": ["base"]}

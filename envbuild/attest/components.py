@@ -75,7 +75,7 @@ def added_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
         bom_ref="python",
     )
     yield Node(component=python)
-    wheels = list(dict.fromkeys(it for lock in facts.locks for it in lock.wheels))
+    wheels = list({_reference(it): it for lock in facts.locks for it in lock.wheels}.values())
     declared = {it.name: found.metadata.requires for it in wheels if (found := parts.wheels.get(it.sha256))}
     declared = dict.fromkeys((it.name for it in wheels), ()) | declared
     edges, references = find_edges(declared, marker_environment(target)), {it.name: _reference(it) for it in wheels}
@@ -84,8 +84,8 @@ def added_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
         required = [references[it] for it in sorted(edges[wheel.name])]
         vendored = [str(it.bom_ref.value) for it in component.components]
         yield Node(component=component, requires=(*required, *vendored))
-    for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
-        purl = _in_distribution(package_purl(package), release)
+    packages = {_in_distribution(package_purl(it), release): it for lock in facts.locks for it in lock.packages}
+    for purl, package in packages.items():
         yield Node(component=_library(package.name, package.version, purl, package.sha256))
     if facts.model:
         files = [

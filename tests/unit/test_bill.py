@@ -157,6 +157,7 @@ def make(index, tmp_path) -> Callable[..., bytes]:
             replace(changed, reference=replace(changed.reference, registry="r.example"), **changes)
         )
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode()) is None
+        assert len(by_reference(bill)) == len(json.loads(bill)["components"]), "references are unique"
         return bill
 
     return make
@@ -288,13 +289,21 @@ def test_a_wheel_may_say_anything(make):
     assert requires(bill, "pkg:pypi/odd@1") == [vendored["bom-ref"], "pkg:pypi/small@1.0"]
 
 
+def test_what_two_locks_have_is_there_once(make, index):
+    both, elsewhere = locked(SMALL, index), replace(locked(SMALL, index), url="https://elsewhere.example/small.whl")
+    bill = make(locks=(lock_of(both), lock_of(elsewhere)))
+    assert [it for it in by_reference(bill) if "small" in it] == ["pkg:pypi/small@1.0"]
+
+
 def test_a_base_may_say_anything(make):
     odd = b"Package: /\nVersion: 1\n\nPackage: twice\nVersion: 1\n\nPackage: twice\nVersion: 1\nMaintainer: Me\n"
     people = b"Name: odd\nVersion: 1\nAuthor-email: " + b"(" * 5000 + b"\n"
     base = image_of_trees(
         BASE | {"var/lib/dpkg/status": odd, "usr/lib/odd.egg-info": people, "usr/copy.egg-info": b"Name: /"}
     )
-    found = [it for it in requires(make(base=base), "base") if "zlib" not in it]
+    bill = make(base=base)
+    assert [it["bom-ref"] for it in by_reference(bill).values() if it["name"] == "twice"] == ["pkg:deb/debian/twice@1"]
+    found = [it for it in requires(bill, "base") if "zlib" not in it]
     assert found == ["base#usr/lib/odd.egg-info", "pkg:deb/debian/twice@1"]
 
 
