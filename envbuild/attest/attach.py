@@ -5,8 +5,9 @@ Libraries that are slow to import are imported where a statement or signature is
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, Self
 
 from envbuild.attest.statement import (
@@ -78,12 +79,10 @@ def attest(facts: Facts, options: AttestOptions, report: Reporter) -> tuple[Dige
     try:
         with Registry(facts.reference.registry) as registry:
             subject = Subject.of(registry, facts.reference)
-            missing = {kind for kind, mark in _MARKS.items() if not subject.has(kind, mark)}
-            if not options.key and not missing:
-                return ()
-            statements = _statements(facts)
-            artifacts = [artifact for artifact, _ in statements if options.statements and artifact.kind in missing]
-            bundles, signatures = _missing(subject, [payload for _, payload in statements], options)
+            statements = cache(partial(_statements, facts))  # made where one is missing: that reads wheels and base
+            missing = {kind for kind, mark in _MARKS.items() if options.statements and not subject.has(kind, mark)}
+            artifacts = [artifact for artifact, _ in statements() if artifact.kind in missing] if missing else []
+            bundles, signatures = _missing(subject, {BILL, PROVENANCE}, lambda: [it for _, it in statements()], options)
             return subject.attach([*artifacts, *bundles], signatures, report)
     except RegistryError as error:
         if options.key:
@@ -101,7 +100,7 @@ def sign(reference: Reference, options: AttestOptions, report: Reporter) -> tupl
         return ()
     with Registry(reference.registry) as registry:
         subject = Subject.of(registry, reference)
-        return subject.attach(*_missing(subject, [], options), report)
+        return subject.attach(*_missing(subject, set(), list, options), report)
 
 
 def check_key(options: AttestOptions) -> None:
@@ -183,9 +182,12 @@ def _statements(facts: Facts) -> tuple[tuple[Artifact, bytes], ...]:
 
 
 def _missing(
-    subject: Subject, payloads: Sequence[bytes], options: AttestOptions
+    subject: Subject, stated: set[str], read_payloads: Callable[[], Sequence[bytes]], options: AttestOptions
 ) -> "tuple[list[Artifact], list[TagSignature]]":
-    """Sign the statements and the image itself, except for kinds that the key has signed before in the same format."""
+    """Sign the image itself and the kinds of statements that are `stated`.
+
+    Except for kinds that the key has signed before in the same format; the payloads are read if one is left.
+    """
     if not options.key:
         return [], []
     from securesystemslib.signer import Signer, SSlibKey  # noqa: PLC0415 - see above
@@ -197,10 +199,11 @@ def _missing(
     signer, digest, where = signer_of(options.key), subject.descriptor.digest, f"--sign {options.key}"
     public = signer.public_key
     assert isinstance(public, SSlibKey | Identity)
+    formats, kinds = options.formats(), {*stated, SIGNED}
+    in_bundles = kinds - _held(subject.bundles(public)) if "bundle" in formats else set()
+    tagged = kinds - _held(subject.tagged(public)) if "legacy" in formats else set()
+    payloads = read_payloads() if (in_bundles | tagged) - {SIGNED} else ()
     statements = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(digest, SIGNED, {}))}
-    formats = options.formats()
-    in_bundles = statements.keys() - _held(subject.bundles(public)) if "bundle" in formats else set()
-    tagged = statements.keys() - _held(subject.tagged(public)) if "legacy" in formats else set()
     image = f"{subject.registry.host}/{subject.repository}"
     artifacts, signatures, new = list[Artifact](), list[TagSignature](), list[SignatureVerdict]()
     for kind, payload in statements.items():

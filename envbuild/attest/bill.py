@@ -78,9 +78,12 @@ def _model_card(run: TrainingManifest) -> dict[str, Any]:
 
 
 def _compositions(facts: Facts, parts: Parts, above: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """Say what is all of it, and where nobody looked: into native libraries, the model, and files of no package."""
+    """Say what is all of it, and where nobody looked: into native libraries, the model, files of no package, and
+    wheels of which only an index tells.
+    """
     wheels = dict.fromkeys(it for lock in facts.locks for it in lock.wheels)
-    read = [str(wheel_purl(it)) for it in wheels if it.sha256 in parts.wheels]
+    known = parts.wheels.keys() - parts.claimed
+    read = list(dict.fromkeys(str(wheel_purl(it)) for it in wheels if it.sha256 in known))
     others = [it.reference for it in above if it.reference not in read]
     yield {"aggregate": "incomplete", "assemblies": ["image"], "dependencies": ["image"]}
     base = "incomplete" if parts.base.packages else "unknown"

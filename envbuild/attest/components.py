@@ -6,6 +6,7 @@ Licences, people and requirements are what each distribution and package says ab
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, XsUri
@@ -74,7 +75,7 @@ def added_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
         bom_ref="python",
     )
     yield Node(component=python)
-    wheels = list(dict.fromkeys(it for lock in facts.locks for it in lock.wheels))
+    wheels = list({_reference(it): it for lock in facts.locks for it in lock.wheels}.values())
     declared = {it.name: found.metadata.requires for it in wheels if (found := parts.wheels.get(it.sha256))}
     declared = dict.fromkeys((it.name for it in wheels), ()) | declared
     edges, references = find_edges(declared, marker_environment(target)), {it.name: _reference(it) for it in wheels}
@@ -83,8 +84,8 @@ def added_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
         required = [references[it] for it in sorted(edges[wheel.name])]
         vendored = [str(it.bom_ref.value) for it in component.components]
         yield Node(component=component, requires=(*required, *vendored))
-    for package in dict.fromkeys(it for lock in facts.locks for it in lock.packages):
-        purl = _in_distribution(package_purl(package), release)
+    packages = {_in_distribution(package_purl(it), release): it for lock in facts.locks for it in lock.packages}
+    for purl, package in packages.items():
         yield Node(component=_library(package.name, package.version, purl, package.sha256))
     if facts.model:
         files = [
@@ -110,7 +111,7 @@ def _wheel(wheel: LockedWheel, description: Description | None, python_minor: st
         component.external_references = (
             ExternalReference(
                 type=ExternalReferenceType.BOM,
-                url=XsUri(f"{site}/{it.path}"),
+                url=XsUri(quote(f"{site}/{it.path}")),
                 comment="in the image (PEP 770)",
                 hashes=[_hash(Digest(it.sha256))],
             )
@@ -157,7 +158,8 @@ def _installed(
     packages: Sequence[InstalledPackage], release: Mapping[str, str], added: Mapping[str, str]
 ) -> Iterator[Node]:
     """Yield the packages of a base that the lock's `added` ones, by name, do not replace."""
-    purls = {it: _in_distribution(_debian_purl(it), release) for it in packages if it.name not in added}
+    found = {_in_distribution(_debian_purl(it), release): it for it in packages if it.name not in added}
+    purls = {it: purl for purl, it in found.items()}  # dpkg's records can be joined, and have one twice
     by_name = {name: [reference] for name, reference in added.items()}
     for it, purl in purls.items():
         by_name.setdefault(it.name, []).append(str(purl))

@@ -6,6 +6,7 @@ https://github.com/package-url/purl-spec; docs/attestations.md says what BUILD m
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -86,6 +87,8 @@ class Facts:
 
 
 _FILE = re.compile(r"\bfile:\S+")
+_CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Schemes of Azure: before the `@` is a container. With other schemes it can be a token."""
 
 
 def wheel_purl(wheel: LockedWheel) -> PackageURL:
@@ -115,11 +118,16 @@ def base_reference(name: str) -> Reference | None:
 
 
 def public_name(text: str) -> str:
-    """A URI without login and query; of a path of this machine only its last part."""
-    parts = urlsplit(text)
-    if not parts.netloc:
-        return text.rstrip("/").rpartition("/")[2]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """A URI without login and query; of a path of this machine, and of what is no URI, only its last part."""
+    text = re.split("[?;]", text, maxsplit=1)[0]
+    with suppress(ValueError):
+        parts = urlsplit(text)
+        user, _, host = parts.netloc.rpartition("@")
+        if parts.scheme in _CONTAINERS and ":" not in user:
+            host = parts.netloc
+        if host:
+            return urlunsplit((parts.scheme, host, parts.path, "", ""))
+    return text.rstrip("/").rpartition("/")[2]
 
 
 def public_text(text: str) -> str:

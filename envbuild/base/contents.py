@@ -19,7 +19,7 @@ from envbuild.oci.rootfs import Tree, read_tree, resolve
 from envbuild.recipe import PREFIX
 from envbuild.validation import read_values
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised whenever something else would be read from the same base."""
 _STATUS, _STATUS_FOLDER = "var/lib/dpkg/status", "var/lib/dpkg/status.d/"
 _RELEASES = ("/etc/os-release", "/usr/lib/os-release")
@@ -27,7 +27,8 @@ _RELEASE_LINE = re.compile(r"""^(ID|VERSION_ID|PRETTY_NAME)=(["']?)([^"'\n]*)\2$
 _LONGEST = 120
 """Letters of a licence's name."""
 _METADATA = re.compile(r"(.+\.(?:dist-info|egg-info))(?:/METADATA|/PKG-INFO)?")
-_SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]+)(?: \((\S+)\))?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_SOURCE = re.compile(rf"({_NAME.pattern})(?: \((\S+)\))?")
 _MACHINE_READABLE = re.compile(r"\s*Format(?:-Specification)?:", re.IGNORECASE)
 """The beginning of a copyright file in Debian's machine-readable format 1.0."""
 _LICENSE = re.compile(r"^License:[ \t]*(\S.*)$", re.MULTILINE)
@@ -104,7 +105,7 @@ def _packages(tree: Tree) -> Iterator[InstalledPackage]:
     found = [fields(stanza) for text in texts for stanza in stanzas(text)]
     # distroless bases leave the state out
     installed = [it for it in found if it.get("Status", " installed").endswith(" installed")]
-    installed = [it for it in installed if it.get("Package") and it.get("Version")]
+    installed = [it for it in installed if _NAME.fullmatch(it.get("Package", "")) and it.get("Version")]
     providers = defaultdict[str, set[str]](set)
     for it in installed:
         for name in (it["Package"], *_names(it.get("Provides", ""))):
@@ -133,7 +134,7 @@ def _licenses(copyright_file: str) -> tuple[str, ...]:
     if _MACHINE_READABLE.match(copyright_file):
         lines = _LICENSE.findall(copyright_file)
         parts = (it for line in lines for it in _BETWEEN.split(" ".join(line.split())))
-        return tuple(sorted({it.strip() for it in parts if 0 < len(it) <= _LONGEST}))
+        return tuple(sorted({it.strip() for it in parts if len(it) <= _LONGEST} - {""}))
     return tuple(sorted(set(_COMMON.findall(copyright_file))))
 
 

@@ -71,14 +71,14 @@ def named_base(image: Image) -> tuple[str, str]:
     return str(annotated.get(BASE_NAME) or ""), str(annotated.get(BASE_DIGEST) or "")
 
 
-def base_below(image: Image) -> Image:
+def base_below(image: Image) -> Image | None:
     """The image of the layers below those that envbuild made: its base, without a manifest of its own.
 
-    An engine's own history does not tell them apart; then it is the whole image.
+    None where an engine built the image, whose history does not tell them apart.
     """
     lines = history_lines(json.loads(image.config), len(image.layers))
     own = [number for number, it in enumerate(lines) if it.startswith(OURS)]
-    return replace(image, layers=image.layers[: own[0] if own else None])
+    return replace(image, layers=image.layers[: own[0]]) if own else None
 
 
 def named_environment(image: Image) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -105,7 +106,7 @@ def marker_environment(target: Target) -> dict[str, str]:
 def readable_requirements(texts: Iterable[str]) -> Iterator[Requirement]:
     """Parse requirements, and skip invalid ones, as old releases of pip did."""
     for text in texts:
-        with suppress(InvalidRequirement):
+        with suppress(InvalidRequirement, RecursionError):
             yield Requirement(text)
 
 
@@ -119,6 +120,14 @@ def read_declared(
         what = f"what {unread[0]} requires cannot be read, as its server sends whole files only"
         raise LockError(what, where=where, todo=f"give its wheel in a folder (--find-links DIR), or {without}")
     return {wheel.name: known.requires for wheel, known in zip(wheels, facts, strict=True) if known}
+
+
+def may_hold(marker: Marker | None, environment: Mapping[str, str]) -> bool:
+    """Whether a marker holds, or compares what cannot be compared: `python_version ~= "x"`."""
+    try:
+        return marker is None or marker.evaluate(dict(environment))
+    except (ValueError, RecursionError):
+        return True
 
 
 def find_needed(
@@ -139,7 +148,7 @@ def find_needed(
         markers = dict(environment) | {"extra": extra}
         for it in parsed.get(name, ()):
             first, *extras = _nodes(it)
-            if it.marker is None or it.marker.evaluate(markers):
+            if may_hold(it.marker, markers):
                 waiting += [first, *extras]
             elif first[0] not in strict:
                 waiting.append(first)
@@ -159,7 +168,7 @@ def find_edges(declared: Declared, environment: Mapping[str, str]) -> dict[str, 
         markers = dict(environment) | {"extra": extra}
         for it in parsed[name]:
             nodes = [node for node in _nodes(it) if node[0] in parsed]
-            if nodes and (it.marker is None or it.marker.evaluate(markers)):
+            if nodes and may_hold(it.marker, markers):
                 edges[name].add(nodes[0][0])
                 waiting += nodes
     return {name: frozenset(found - {name}) for name, found in edges.items()}
@@ -230,5 +239,5 @@ def _declared(facts: WheelFacts | None, environment: Mapping[str, str]) -> Itera
     # Most requirements belong to an extra, and need not be parsed.
     texts = [it for it in (facts.requires if facts else ()) if "extra ==" not in it or " or " in it]
     for requirement in readable_requirements(texts):
-        if requirement.marker is None or requirement.marker.evaluate(dict(environment)):
+        if may_hold(requirement.marker, environment):
             yield requirement

@@ -50,7 +50,7 @@ _TRUTHS = ("truths", Voucher.LOCAL)  # results of hashing every file of a wheel
 _UNLISTED = re.compile(r"[^/]+\.dist-info/RECORD(\.jws|\.p7s)?")
 _NOT_A_WHEEL = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, ValueError)
 _DESCRIBING = re.compile(r"((?:.+/)?[^/]+\.dist-info)/(METADATA|sboms/.+)")
-_DESCRIPTION = "-description-1"
+_DESCRIPTION = "-description-2"
 """The end of the name of a description's cache entry; its number is raised when something else is read."""
 _MARKED = re.compile(r"""\bextra\s*==\s*["']([^"']+)["']""")
 
@@ -137,11 +137,17 @@ class FactReader:
             return extras_of(_text(archive, member)) if member else None
         return None
 
-    def describe(self, wheel: LockedWheel, *, fetch: bool = True) -> Description | None:
+    def is_verified(self, wheel: WheelFile) -> bool:
+        """Whether the cache has a wheel, whose bytes are as locked."""
+        return bool(self._cache and wheel.sha256 and wheel_path(self._cache, wheel.sha256).exists())
+
+    def describe(self, wheel: LockedWheel, *, fetch: bool = True, verified: bool = False) -> Description | None:
         """What a wheel says about itself and about what it carries; None where it cannot be read now.
 
-        Without `fetch` only files of this machine are read.
+        Without `fetch` no index is asked; of a `verified` wheel the cache has the bytes that are locked.
         """
+        if verified and not self.is_verified(wheel):
+            return None
         kind = _KINDS[self._find_file(wheel) is None]
         if known := self._load(wheel, *kind, Description, _DESCRIPTION):
             return known
@@ -332,7 +338,8 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 def _describe(archive: zipfile.ZipFile, opened: BinaryIO | RemoteFile) -> Description | None:
     """Read METADATA of a wheel and of its vendored distributions, and hash its own bills of materials."""
-    members = {it: place for it in archive.infolist() if (place := _DESCRIBING.fullmatch(it.filename))}
+    files = {it.filename: it for it in archive.infolist() if not it.is_dir()}
+    members = {it: place for path, it in files.items() if (place := _DESCRIBING.fullmatch(path))}
     if isinstance(opened, RemoteFile):
         _prefetch(opened, members)
     metadata, documents = [], []

@@ -3,9 +3,9 @@
 https://packaging.python.org/specifications/core-metadata
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from email.utils import getaddresses
 
 from packaging.metadata import RawMetadata, parse_email
 
@@ -19,6 +19,14 @@ _CLASSIFIED = {
     "The Unlicense (Unlicense)": "Unlicense",
 }
 """Classifiers that name one SPDX licence; `BSD License` and `Apache Software License` can be several (PEP 639)."""
+
+
+_HEADERS = re.compile(r"\r?\n\r?\n")
+"""The end of the fields; the description follows."""
+_NAME = re.compile(r"[A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?", re.IGNORECASE | re.ASCII)
+_ADDRESSES = re.compile(r'(?:"[^"]*"|[^,"]+|")+')
+"""Parts between commas that are not in quotes."""
+_ADDRESS = re.compile(r"[^\s@]+@[^\s@]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +75,13 @@ class Description:
 
 
 def read_metadata(text: str, path: str) -> Metadata | None:
-    """Read METADATA or PKG-INFO; None where it names no distribution."""
-    raw, _ = parse_email(text)
+    """Read METADATA or PKG-INFO; None where it names no distribution, or is malformed."""
+    try:
+        raw, _ = parse_email(_HEADERS.split(text, maxsplit=1)[0] + "\n")
+    except (ValueError, RecursionError):
+        return None
     name, version = raw.get("name", ""), raw.get("version", "")
-    if not _is_short(name) or not _is_short(version):
+    if not _is_short(name) or not _NAME.fullmatch(name) or not _is_short(version):
         return None
     authors = _people(raw.get("author", ""), raw.get("author_email", ""))
     maintainers = _people(raw.get("maintainer", ""), raw.get("maintainer_email", ""))
@@ -78,7 +89,7 @@ def read_metadata(text: str, path: str) -> Metadata | None:
         name=name,
         version=version,
         path=path,
-        licenses=_licenses(raw),
+        licenses=tuple(filter(None, map(str.strip, _licenses(raw)))),
         authors=authors,
         supplier=next((it.name or it.email for it in (*maintainers, *authors)), ""),
         requires=tuple(" ".join(it.split()) for it in raw.get("requires_dist", ())),
@@ -99,11 +110,21 @@ def _licenses(raw: RawMetadata) -> tuple[str, ...]:
 
 def _people(names: str, addresses: str) -> tuple[Person, ...]:
     """The people of Author and Author-email, or of Maintainer and Maintainer-email."""
-    people = [Person(name=name, email=email) for name, email in getaddresses([addresses]) if "@" in email]
+    people = list(_addressed(addresses))
     if _is_short(names):
         alone: Sequence[Person] = people if len(people) == 1 and not people[0].name else ()
         people = [Person(name=names, email=it.email) for it in alone] or [Person(name=names), *people]
     return tuple(dict.fromkeys(it for it in people if len(it.name) <= _LONGEST))
+
+
+def _addressed(addresses: str) -> Iterator[Person]:
+    """Yield `Ann <ann@example.com>`, `ann@example.com` and `ann@example.com (Ann)`; Python's releases differ."""
+    for part in _ADDRESSES.findall(addresses):
+        name, bracket, email = part.rpartition("<")
+        email, _, comment = email.partition(">" if bracket else "(")
+        name = " ".join((name if bracket else comment.rstrip(") ")).split()).strip('"')
+        if _ADDRESS.fullmatch(email := email.strip()):
+            yield Person(name=name, email=email)
 
 
 def _is_short(text: str) -> bool:

@@ -35,8 +35,9 @@ _KEPT = re.compile(
     r"|.+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)"
 )
 """Files whose content is kept: what says which packages a base has."""
-_LONGEST_KEPT = 64 << 20
-"""Bytes of such a file; dpkg's database of ten thousand packages has 20 MB."""
+_STATUS = "var/lib/dpkg/status"
+_LONGEST_STATUS, _LONGEST_KEPT, _MOST_KEPT = 64 << 20, 1 << 20, 128 << 20
+"""Bytes of dpkg's database, of another such file, and of all in an image; ten thousand packages have 20 MB."""
 _MOST_LINKS = 400
 _PYTHON = re.compile(r"(?:.*/)?(?:python|libpython)(3\.\d+)(?:\.so[.\d]*)?")
 _GLIBC = re.compile(r"(?:usr/)?lib(?:32|64)?/(?:[\w-]+/)?(?:libc\.so\.6|libc-2\.\d+\.so)")
@@ -251,15 +252,18 @@ def read_tree(image: Image, name: str) -> Tree:
         if known is image:
             return tree
     _LAST.clear()  # first, so that two are never in memory
-    whole = Overlay()
+    whole, room = Overlay(), [_MOST_KEPT]
     for number, layer in enumerate(image.layers):
-        whole = over(whole, read_layer(layer, name, partial(_add, number), BaseError))
+        whole = over(whole, read_layer(layer, name, partial(_add, number, room), BaseError))
     whole.nodes.pop("", None)
     _LAST.append((image, whole.nodes))
     return whole.nodes
 
 
-def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _add(
+    layer: int, room: list[int], overlay: Overlay, path: str, member: tarfile.TarInfo, archive: tarfile.TarFile
+) -> None:
+    """Add a member; `room` is the number of bytes that may still be kept."""
     mode, owner = member.mode & 0o7777, (member.uid, member.gid)
     if member.isdir():
         node = Node("directory", mode, owner, layer=layer)
@@ -267,10 +271,12 @@ def _add(layer: int, overlay: Overlay, path: str, member: tarfile.TarInfo, archi
         target = member.linkname if member.issym() else "/" + member.linkname.removeprefix("./")
         node = Node("link", mode, owner, target, layer=layer)
     elif member.isreg():
-        pattern, keeps, kept = _version_pattern(path), _KEPT.fullmatch(path), b""
+        longest = min(room[0], _LONGEST_STATUS if path == _STATUS else _LONGEST_KEPT)
+        pattern, keeps, kept = _version_pattern(path), _KEPT.fullmatch(path) and member.size <= longest, b""
         content = archive.extractfile(member) if pattern or keeps else None
-        if content and keeps and member.size <= _LONGEST_KEPT:
+        if content and keeps:
             content = BytesIO(kept := content.read())
+            room[0] -= len(kept)
         version, sha256 = _find_version(content, pattern) if pattern and content else (b"", b"")
         node = Node("file", mode, owner, sha256=sha256, text=version, content=kept, layer=layer)
     else:

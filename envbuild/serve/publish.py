@@ -138,7 +138,13 @@ def publish_served(order: ServeOrder, served: ServeResult, report: Reporter, sta
         model_files=tuple((it.path, Digest(it.sha256)) for it in (model.files if model else ()) if it.sha256),
         run=origin.manifest if origin.stamped else None,
         read_parts=partial(
-            read_parts, base_below(origin.parent.image), wheels, request.index_settings(), request.cache, report
+            read_parts,
+            base_below(origin.parent.image),
+            wheels,
+            request.index_settings(),
+            request.cache,
+            report,
+            proven=bool(request.attestations.key),
         ),
         parent=origin.reference,
         parameters=tuple(_parameters(order)),

@@ -15,7 +15,8 @@ from referencing import Resource
 
 from envbuild.attest.attach import AttestOptions, attest, check_key, sign
 from envbuild.attest.bill import bill_of_materials
-from envbuild.attest.statement import BUILD, LOCAL, PROVENANCE, builder_of, provenance, statement
+from envbuild.attest.parts import Parts
+from envbuild.attest.statement import BUILD, LOCAL, PROVENANCE, builder_of, provenance, public_name, statement
 from envbuild.errors import RegistryError, UsageError
 from envbuild.oci.digest import Digest
 from tests.fakes.registry import FakeRegistry
@@ -139,6 +140,33 @@ def test_each_push_attaches_what_is_missing_and_nothing_twice(tmp_path, listed):
         assert len(attest(later, AttestOptions(key=str(key_pair(tmp_path, "other")[0])), said)) == 6
         assert len(attached(fake)) == 8
     assert said.warnings == []
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_nothing_is_read_for_a_bill_that_is_there(fake, tmp_path, key):
+    def refuse() -> Parts:
+        raise AssertionError("wheels and base are read again")
+
+    options = AttestOptions(key=str(key_pair(tmp_path)[0]) if key else None)
+    facts = facts_of(fake.host)
+    attest(facts, options, Recorder())
+    assert attest(replace(facts, read_parts=refuse), options, Recorder()) == ()
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("gs://user@acme/train.csv", "gs://acme/train.csv"),
+        ("abfss://one@acme.example/a", "abfss://one@acme.example/a"),
+        ("abfss://me:hunter2@acme.example/a", "abfss://acme.example/a"),
+        ("jdbc:postgresql://db/x?user=me&password=hunter2", "x"),
+        ("jdbc:sqlserver://db;password=hunter2", "db"),
+        ("s3://[x/y", "y"),
+        ("/home/me/data/", "data"),
+    ],
+)
+def test_a_public_name_tells_apart_and_tells_no_secret(uri, name):
+    assert public_name(uri) == name
 
 
 def test_an_index_is_signed_and_nothing_else_is_said_of_it(fake, tmp_path):

@@ -1,9 +1,10 @@
 """The bill of an image that is put together of wheels and a Debian base: what it names, and that no machine matters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from typing import Any, BinaryIO
 
 import pytest
@@ -15,14 +16,17 @@ from envbuild.attest.components import spdx_name
 from envbuild.attest.parts import Parts, read_parts
 from envbuild.base.contents import read_contents
 from envbuild.base.resolve import inspect, known_facts
+from envbuild.errors import BaseError
 from envbuild.image.rebase import base_below
 from envbuild.lock.metadata import Person, read_metadata
 from envbuild.lock.model import LockedWheel
 from envbuild.lock.settings import IndexSettings
 from envbuild.manifest.reader import read_manifest
+from envbuild.oci import rootfs
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import Image
 from envbuild.oci.reference import Reference
+from envbuild.oci.rootfs import read_tree
 from envbuild.registry.pull import pull
 from envbuild.registry.push import push
 from tests.fakes.index import FakeIndex, serving
@@ -125,19 +129,35 @@ def index():
 
 @pytest.fixture
 def make(index, tmp_path) -> Callable[..., bytes]:
-    """Make the bill of the wheels on a base."""
+    """Make the bill of the wheels, and of `more`, on a base."""
     with FakeRegistry() as fake:
         facts = facts_of(fake.host)
-    wheels = tuple(locked(it, index) for it in WHEELS)
 
-    def make(cache: str = "cache", base: Image = IMAGE, said: Recorder | None = None, **changes: Any) -> bytes:
+    def make(
+        cache: str = "cache",
+        base: Image | None = IMAGE,
+        said: Recorder | None = None,
+        more: Sequence[FakeWheel] = (),
+        **changes: Any,
+    ) -> bytes:
         settings = IndexSettings(default=None, offline=changes.pop("offline", False))
-        read: Callable[[], Parts] = partial(read_parts, base, wheels, settings, tmp_path / cache, said or Recorder())
+        wheels = tuple(locked(it, index) for it in (*WHEELS, *more))
+        index.files.update({it.filename: it.data for it in more})
+        read: Callable[[], Parts] = partial(
+            read_parts,
+            base,
+            wheels,
+            settings,
+            tmp_path / cache,
+            said or Recorder(),
+            proven=changes.pop("proven", False),
+        )
         changed = replace(facts, locks=(lock_of(*wheels),), read_parts=read, base_name="debian:bookworm")
         bill = bill_of_materials(
             replace(changed, reference=replace(changed.reference, registry="r.example"), **changes)
         )
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode()) is None
+        assert len(by_reference(bill)) == len(json.loads(bill)["components"]), "references are unique"
         return bill
 
     return make
@@ -202,7 +222,7 @@ def test_a_package_that_the_lock_adds_takes_the_place_of_the_base_s(make):
 
 
 def test_the_bill_says_what_nobody_looked_at(make):
-    bill = make()
+    bill = make(proven=True)
     said = json.loads(bill)["compositions"]
     assert [it["aggregate"] for it in said] == ["incomplete", "incomplete", "complete", "unknown"]
     assert "pkg:pypi/big-tool@2.0" in said[2]["dependencies"]
@@ -217,11 +237,112 @@ def test_the_bill_is_the_same_wherever_the_wheels_are_read(make, index):
     assert make("one") == by_ranges, "and from the cache"
     index.ranges = False
     index.requests.clear()
-    assert make("other") == by_ranges, "and of whole files"
+    whole = make("other")
+    for part in ("components", "dependencies"):
+        assert json.loads(whole)[part] == json.loads(by_ranges)[part], "and of whole files"
     assert [it.path for it in index.requests if it.path.endswith(BIG.filename)]
     index.requests.clear()
-    assert make("other", offline=True) == by_ranges, "and without a network"
+    assert make("other", offline=True) == whole, "and without a network"
     assert index.requests == []
+    proven = make("other", proven=True)
+    assert json.loads(proven)["components"] == json.loads(whole)["components"]
+    assert make("other") == make("other", proven=True, offline=True) == proven, "and of the cache's wheels"
+
+
+def test_what_only_an_index_says_is_not_called_complete_and_is_never_signed(make, index):
+    said = json.loads(make())["compositions"]
+    assert [it["aggregate"] for it in said] == ["incomplete", "incomplete", "unknown"]
+    assert "pkg:pypi/big-tool@2.0" in said[2]["dependencies"]
+    index.files[BIG.filename] = make_wheel("big_tool", "2.0", {"x.py": ""}).data
+    warned = Recorder()
+    bill = make(proven=True, said=warned)
+    assert "licenses" not in by_reference(bill)["pkg:pypi/big-tool@2.0"]
+    assert "the hash of big_tool-2.0-py3-none-any.whl does not match" in warned.warnings[0]
+    assert "pkg:pypi/big-tool@2.0" in json.loads(bill)["compositions"][-1]["dependencies"]
+
+
+ODD = """Metadata-Version: 2.4
+Name: odd
+Version: 1
+License: BSD
+Classifier: License ::\x20
+Classifier: License :: OSI Approved :: MIT License
+Requires-Dist: small; python_version ~= 'x'
+Requires-Dist: quick; {}os_name == "posix"{}
+""".format("(" * 3000, ")" * 3000)
+
+
+def test_a_wheel_may_say_anything(make):
+    files = {
+        "odd/_vendor/a-1.dist-info/METADATA": "Name: /\nVersion: 1\n",
+        "odd/_vendor/b-1.dist-info/METADATA": "Name: b\nVersion: /\nClassifier: License :: \nClassifier: License :: x",
+    }
+    documents = {"sboms/%zz é.json": "{}", "sboms/#a#.json": "{}", "sboms/sub/": "", "sboms/sub/b.json": "{}"}
+    odd = make_wheel("odd", "1", files, dist_info={"METADATA": ODD, **documents})
+    bill = make(more=[odd])
+    found = by_reference(bill)["pkg:pypi/odd@1"]
+    [vendored] = found["components"]
+    assert (vendored["name"], vendored["licenses"]) == ("b", [{"license": {"name": "x"}}])
+    site = "opt/env/lib/python3.11/site-packages/odd-1.dist-info/sboms"
+    names = [it["url"].removeprefix(f"{site}/") for it in found["externalReferences"]]
+    assert names == ["%23a%23.json", "%25zz%20%C3%A9.json", "sub/b.json"]
+    assert requires(bill, "pkg:pypi/odd@1") == [vendored["bom-ref"], "pkg:pypi/small@1.0"]
+
+
+def test_what_two_locks_have_is_there_once(make, index):
+    both, elsewhere = locked(SMALL, index), replace(locked(SMALL, index), url="https://elsewhere.example/small.whl")
+    bill = make(locks=(lock_of(both), lock_of(elsewhere)))
+    assert [it for it in by_reference(bill) if "small" in it] == ["pkg:pypi/small@1.0"]
+
+
+def test_a_base_may_say_anything(make):
+    odd = b"Package: /\nVersion: 1\n\nPackage: twice\nVersion: 1\n\nPackage: twice\nVersion: 1\nMaintainer: Me\n"
+    people = b"Name: odd\nVersion: 1\nAuthor-email: " + b"(" * 5000 + b"\n"
+    base = image_of_trees(
+        BASE | {"var/lib/dpkg/status": odd, "usr/lib/odd.egg-info": people, "usr/copy.egg-info": b"Name: /"}
+    )
+    bill = make(base=base)
+    assert [it["bom-ref"] for it in by_reference(bill).values() if it["name"] == "twice"] == ["pkg:deb/debian/twice@1"]
+    found = [it for it in requires(bill, "base") if "zlib" not in it]
+    assert found == ["base#usr/lib/odd.egg-info", "pkg:deb/debian/twice@1"]
+
+
+def test_a_base_that_cannot_be_read_is_told_of_and_is_an_error_of_a_signed_bill(make):
+    broken = replace(IMAGE, layers=tuple(replace(it, open=partial(BytesIO, b"no gzip")) for it in IMAGE.layers))
+    said = Recorder()
+    bill = make(base=broken, said=said)
+    [warning] = said.warnings
+    assert warning.startswith("the SBOM has nothing of what the base contains: layer sha256:")
+    assert json.loads(bill)["compositions"][1]["aggregate"] == "unknown"
+    assert by_reference(make(base=None)) == by_reference(bill)
+    with pytest.raises(BaseError, match="cannot be read"):
+        make(base=broken, proven=True)
+
+
+def test_wheels_without_a_name_inside_are_told_of(make):
+    said = Recorder()
+    make(more=[make_wheel("odd", "1", dist_info={"METADATA": "Summary: none\n"})], said=said)
+    [warning] = said.warnings
+    assert warning.endswith(
+        "1 wheel, such as odd-1-py3-none-any.whl, which cannot be read: they have no METADATA that says what they are"
+    )
+
+
+def test_of_a_base_a_limited_number_of_bytes_is_kept(monkeypatch):
+    files = {f"usr/share/doc/{it}/copyright": b"a" * 1000 for it in range(9)} | {
+        "usr/share/doc/x/copyright": b"a" * 1001
+    }
+    monkeypatch.setattr(rootfs, "_LONGEST_KEPT", 1000)
+    monkeypatch.setattr(rootfs, "_MOST_KEPT", 5500)
+    kept = [
+        len(it.content) for it in read_tree(image_of_trees(files, {"var/lib/dpkg/status": b"b" * 400}), "x").values()
+    ]
+    assert sorted(kept)[-7:] == [0, 400, 1000, 1000, 1000, 1000, 1000]
+    monkeypatch.setattr(rootfs, "_MOST_KEPT", 99_999)
+    long = {"var/lib/dpkg/status": b"b" * 4000}
+    assert [len(it.content) for it in read_tree(image_of_trees(files, long), "x").values()].count(1000) == 9
+    assert read_tree(image_of_trees(files, long), "x")["usr/share/doc/x/copyright"].content == b""
+    assert len(read_tree(image_of_trees(files, long), "x")["var/lib/dpkg/status"].content) == 4000
 
 
 def test_wheels_that_cannot_be_read_have_their_digests_and_are_told_of(make, index):
@@ -267,8 +388,10 @@ def test_the_model_has_the_data_of_its_run_and_the_types_of_its_golden_sample(ma
 def test_the_base_below_an_image_is_what_envbuild_did_not_make():
     lines = [{"created_by": it} for it in ("apt-get", "envbuild: numpy 1.26.4", "envbuild: start-up check")]
     image = image_of_trees(DEBIAN, {"a": b"1"}, {"b": b"2"}, history=lines)
-    assert base_below(image).layers == image.layers[:1]
-    assert base_below(IMAGE).layers == IMAGE.layers
+    below = base_below(image)
+    assert below
+    assert below.layers == image.layers[:1]
+    assert base_below(IMAGE) is None, "an engine built it"
 
 
 def test_another_machine_reads_the_base_of_a_pushed_image_from_the_registry(tmp_path):
@@ -276,7 +399,9 @@ def test_another_machine_reads_the_base_of_a_pushed_image_from_the_registry(tmp_
     image = image_of_trees(DEBIAN, {"opt/env/numpy-1.26.4.dist-info/METADATA": b"Name: numpy\n"}, history=lines)
     with FakeRegistry() as fake:
         pulled = pull(push(image, Reference(fake.host, "team/app", "v1")).reference, machine="x86_64")
-        found = read_contents(base_below(pulled), "the base", tmp_path)
+        below = base_below(pulled)
+        assert below
+        found = read_contents(below, "the base", tmp_path)
         read = [it.path.rpartition("/")[2] for it in fake.requests if it.method == "GET" and "/blobs/" in it.path]
     assert [it.name for it in found.packages] == ["base-files", "libc6", "mawk", "zlib1g"]
     assert read == [str(image.config_digest), str(image.layers[0].descriptor.digest)]
@@ -309,6 +434,17 @@ def test_a_licence_is_what_metadata_declares(lines, licenses):
         ("Author-email: ann@example.com", [Person(email="ann@example.com")], "ann@example.com"),
         ("Author: UNKNOWN\nMaintainer-email: Acme <ml@example.com>", [], "Acme"),
         ("Author: " + "x" * 500, [], ""),
+        (
+            'Author-email: "Ann, B" <a@x.example>, b@x.example (Bob), none, , c@x.example ,"<d" <d@x.example>',
+            [
+                Person(name="Ann, B", email="a@x.example"),
+                Person(name="Bob", email="b@x.example"),
+                Person(email="c@x.example"),
+                Person(name="<d", email="d@x.example"),
+            ],
+            "Ann, B",
+        ),
+        *[(f"Author-email: {it * 100_000}", [], "") for it in ("(", "<", '"a,', "@", "a@", "\\")],
     ],
 )
 def test_people_are_those_of_metadata(lines, authors, supplier):

@@ -7,16 +7,14 @@ the lock records it; else that of the wheel that pip installs last. The order is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envbuild.errors import BuildError
-from envbuild.lock.dependencies import marker_environment
+from envbuild.lock.dependencies import marker_environment, may_hold, readable_requirements
 from envbuild.lock.model import LockedWheel, Target
 from envbuild.oci.digest import Digest
 from envbuild.oci.image import canonical_json
@@ -169,14 +167,10 @@ def _graph(requires: Mapping[str, Sequence[str]], target: Target) -> _Graph:
         if node in graph:
             continue
         children = []
-        for text in requires[name]:
-            with suppress(InvalidRequirement):
-                it = Requirement(text)
-                selected = it.marker is None or any(
-                    it.marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
-                )
-                if selected and (required := str(canonicalize_name(it.name))) in requires:
-                    children.append((required, tuple(sorted(it.extras))))
+        for it in readable_requirements(requires[name]):
+            selected = any(may_hold(it.marker, {**environment, "extra": extra}) for extra in ("", *extras))
+            if selected and (required := str(canonicalize_name(it.name))) in requires:
+                children.append((required, tuple(sorted(it.extras))))
         graph[node] = [*([(name, ())] if extras else []), *children]
         pending += graph[node]
     return graph
