@@ -200,8 +200,8 @@ def _missing(
     public = signer.public_key
     assert isinstance(public, SSlibKey | Identity)
     formats, kinds = options.formats(), {*stated, SIGNED}
-    in_bundles = kinds - _held(subject.bundles(public)) if "bundle" in formats else set()
-    tagged = kinds - _held(subject.tagged(public)) if "legacy" in formats else set()
+    in_bundles = kinds - _kinds_that_hold(subject.bundles(public)) if "bundle" in formats else set()
+    tagged = kinds - _kinds_that_hold(subject.tagged(public)) if "legacy" in formats else set()
     payloads = read_payloads() if (in_bundles | tagged) - {SIGNED} else ()
     statements = {json.loads(it)["predicateType"]: it for it in (*payloads, statement(digest, SIGNED, {}))}
     image = f"{subject.registry.host}/{subject.repository}"
@@ -226,5 +226,5 @@ def _missing(
     return artifacts, signatures
 
 
-def _held(verdicts: "Sequence[SignatureVerdict]") -> set[str]:
+def _kinds_that_hold(verdicts: "Sequence[SignatureVerdict]") -> set[str]:
     return {it.kind for it in verdicts if it.standing == "holds"}

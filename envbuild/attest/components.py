@@ -48,7 +48,7 @@ def base_nodes(facts: Facts, parts: Parts) -> Iterator[Node]:
     contents, locked = parts.base, {it.name: it for lock in facts.locks for it in lock.packages}
     added = {name: str(_in_distribution(package_purl(it), contents.release)) for name, it in locked.items()}
     packages = _installed(contents.packages, contents.release, added)
-    inside = [*_system(contents), *packages, *_found(contents.distributions)]
+    inside = [*_system(contents), *packages, *_base_distributions(contents.distributions)]
     reference = base_reference(facts.base_name)
     bootstrapped = facts.base_name if facts.base_name.startswith(DEBIAN) else "base"
     base = Component(
@@ -120,7 +120,7 @@ def _wheel(wheel: LockedWheel, description: Description | None, python_minor: st
     return component
 
 
-def _found(distributions: Iterable[Metadata]) -> Iterator[Node]:
+def _base_distributions(distributions: Iterable[Metadata]) -> Iterator[Node]:
     for it in distributions:
         yield Node(component=_distribution(it, f"base#{it.path}"))
 

@@ -118,7 +118,7 @@ def base_reference(name: str) -> Reference | None:
 
 
 def public_name(text: str) -> str:
-    """A URI without login and query; of a path of this machine, and of what is no URI, only its last part."""
+    """A URI without login and query; only the last part of a path of this machine, and of other text."""
     text = re.split("[?;]", text, maxsplit=1)[0]
     with suppress(ValueError):
         parts = urlsplit(text)

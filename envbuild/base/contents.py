@@ -1,4 +1,4 @@
-"""What a base says of its packages: dpkg's records, their licences, and distributions of Python.
+"""The packages of a base: dpkg's records, their licences, and distributions of Python.
 
 Read together with the base's other facts, and kept in the cache by the layers: nobody reads a base twice.
 """

@@ -52,9 +52,7 @@ def run(
     given, machine = _read_targets(model, image), parse_platform(platform)
     judge = read_policy(policy, [*TITLES, *RULES]) if policy else Policy()
     keys = required_keys(signed, judge.keys)
-    if isinstance(given, str) and (keys or judge.registries):
-        what = "a signature or registry can only be checked for a pushed image, and this one is on this machine"
-        raise UsageError(what, where=f"IMAGE {one_line(given)}", todo="push it, and give HOST/NAME@sha256:...")
+    _check_pushed(given, needed=bool(keys or judge.registries))
     deployed, failure = "", None
     found: tuple[Finding, ...] = ()
     with Progress() as progress:
@@ -108,10 +106,16 @@ def _read_targets(model: str, image: str) -> "Reference | str":
     return read_reference(name, "IMAGE", "give HOST/NAME:TAG or HOST/NAME@sha256:..., or the folder of an OCI layout")
 
 
+def _check_pushed(given: "Reference | str", *, needed: bool) -> None:
+    if needed and isinstance(given, str):
+        what = "a signature or registry can only be checked for a pushed image, and this one is on this machine"
+        raise UsageError(what, where=f"IMAGE {one_line(given)}", todo="push it, and give HOST/NAME@sha256:...")
+
+
 def _try_sample(
     model: "StampedModel", image: str, machine: str, found: "tuple[Finding, ...]", policy: "Policy", progress: Progress
 ) -> "tuple[Finding, ...]":
-    """Add how the golden sample ran in the image, named by digest; if it agrees, the image is no untried one.
+    """Run the golden sample in the image, named by digest, and add what it found; if it agrees, the image was tried.
 
     An image that fails for another reason does not run.
     """
