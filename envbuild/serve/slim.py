@@ -305,5 +305,6 @@ def proof_of(slim: Slimmed, findings: Iterable[Finding], gate: Gate) -> Finding:
         severity="error" if gate == "require" else "warning",
         says=f"{without}, and nothing shows that predictions are the same without them",
         why="a program that imports or opens one of them fails or computes something else, and nothing tested it",
-        todo="record golden inputs with the run and build where an engine is (docs/golden.md), or build without --slim",
+        todo="run `envbuild deploy-check MODEL IMAGE --golden`, with a golden sample of the run (docs/golden.md); or "
+        "build without --slim",
     )
