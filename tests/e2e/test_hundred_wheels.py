@@ -11,9 +11,10 @@ import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import pytest
+import zstandard
 
 from envbuild.check import LIST as OWN_LIST
 from envbuild.check import PROGRAM as OWN_PROGRAM
@@ -22,8 +23,9 @@ from envbuild.image.layers.cache import LayerCache
 from envbuild.lock.download import fetch
 from envbuild.lock.model import Lock, LockedWheel, Target
 from envbuild.lock.resolvers import UvResolver
+from envbuild.oci.compression import Compression
 from envbuild.oci.digest import Digest
-from envbuild.oci.image import Image, canonical_json, manifest_bytes
+from envbuild.oci.image import LAYER_ZSTD, Image, Layer, canonical_json, manifest_bytes
 from envbuild.recipe import Base, Recipe
 from tests.e2e import parts
 from tests.layers import WheelFiles
@@ -51,7 +53,9 @@ def folder(tmp_path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # pytest would keep these gigabytes for three sessions
 
 
-def assembled(lock: Lock, wheels: Mapping[Digest, Path], prefix: Path, folder: Path) -> Assembled:
+def assembled(
+    lock: Lock, wheels: Mapping[Digest, Path], prefix: Path, folder: Path, compression: Compression
+) -> Assembled:
     """Assemble on an empty base, with the prefix of pip's environment: scripts and RECORDs name the same paths then."""
     config = canonical_json({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}})
     image = Image(manifest_bytes(config, (), {}), config, ())
@@ -65,8 +69,9 @@ def assembled(lock: Lock, wheels: Mapping[Digest, Path], prefix: Path, folder: P
         variables=(),
         labels=(),
         prefix=str(prefix),
+        compression=compression,
     )
-    return assemble(recipe, base, WheelFiles(wheels), LayerCache(folder))
+    return assemble(recipe, base, WheelFiles(wheels), LayerCache(folder, compression=compression))
 
 
 def pip_install(wheels: Mapping[LockedWheel, Path], python: Path, folder: Path) -> None:
@@ -106,12 +111,18 @@ def folder_tree(root: Path) -> Tree:
     return found
 
 
+def open_tar(layer: Layer, blob: BinaryIO) -> tarfile.TarFile:
+    if layer.descriptor.media_type == LAYER_ZSTD:
+        return tarfile.open(fileobj=zstandard.open(blob, "rb"), mode="r|", bufsize=1 << 20)
+    # Python stops after the first gzip member of a stream, as other readers do.
+    return tarfile.open(fileobj=blob, mode="r|gz", bufsize=1 << 20)
+
+
 def image_tree(image: Image, root: Path) -> Tree:
     """All files below `root` in the layers, lowest first; every one of them has to lie there."""
     found = {}
     for layer in image.layers:
-        # Python stops after the first gzip member of a stream, as other readers do.
-        with layer.open() as blob, tarfile.open(fileobj=blob, mode="r|gz", bufsize=1 << 20) as archive:
+        with layer.open() as blob, open_tar(layer, blob) as archive:
             for member in archive:
                 if member.isfile() and (file := archive.extractfile(member)):
                     name = str(Path("/", member.name).relative_to(root))
@@ -139,7 +150,8 @@ def difference(path: str, ours: Tree, theirs: Tree) -> list[str]:
     return lines
 
 
-def test_a_hundred_wheels_are_installed_as_pip_does(folder):
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_a_hundred_wheels_are_installed_as_pip_does(folder, compression):
     lock = UvResolver().resolve(tuple(LIST.read_text().split()), TARGET)
     wheels = dict(fetch(lock.wheels, parts.cache_folder() / "hundred"))
     venv = folder / "venv"
@@ -147,7 +159,8 @@ def test_a_hundred_wheels_are_installed_as_pip_does(folder):
     apart = folder_tree(venv).keys() | {OWN_PROGRAM, OWN_LIST}
     with ThreadPoolExecutor() as pool:
         pip = pool.submit(pip_install, wheels, venv / "bin/python", folder / "wheels")
-        result = assembled(lock, {wheel.sha256: path for wheel, path in wheels.items()}, venv, folder / "cache")
+        files = {wheel.sha256: path for wheel, path in wheels.items()}
+        result = assembled(lock, files, venv, folder / "cache", Compression.parse(compression))
         ours = image_tree(result.image, venv)
         pip.result()
     theirs = folder_tree(venv)
