@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.base.apt import find_mirror
 from envbuild.base.resolve import resolve_base
-from envbuild.errors import BaseError
+from envbuild.errors import UsageError
 from envbuild.oci.image import Image
 from envbuild.oci.layout import read_layout
 from envbuild.oci.reference import Reference
@@ -129,6 +129,5 @@ def _text(path: Path) -> str:
 
 
 def test_a_suite_that_never_was_is_refused_in_words(tmp_path):
-    with pytest.raises(BaseError, match=r"bootstrapping failed: .*Release"):
+    with pytest.raises(UsageError, match="'sargelet' is not the name of a Debian suite"):
         base_of("sargelet", tmp_path)
-    assert [path.name for path in (tmp_path / "bases").iterdir() if path.suffix != ".lock"] == []

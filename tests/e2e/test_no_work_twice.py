@@ -29,8 +29,8 @@ LARGE = make_wheel(
 )  # fmt: skip
 OTHER = make_wheel("tool", "1.1")
 WEB = make_wheel("web", "1.0")
-SMALL = 10_000
-"""Bytes: more than a config has, or the layer with the environment's own files."""
+SMALL = 1_000_000
+"""Bytes: more than a config or an SBOM has, and less than a layer of wheels."""
 
 
 @dataclass(slots=True)
