@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES, MOST_MODULES = 60_573, 267
+MOST_LINES, MOST_MODULES = 60_574, 267
 """Of the whole program."""
 
 
